@@ -1,0 +1,107 @@
+"""What the world looks like to one decision: frozen values, no behaviour beyond look-ups.
+
+``observe`` builds it, ``decide`` reads it. All times are seconds on the operator's own clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from resumable_operator.model import JobSpec, JobStatus
+from resumable_training.contract.events import AgentState, Event
+
+WorkerPhase = Literal["pending", "running", "succeeded", "failed"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """The resource as read."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    spec: JobSpec
+    status: JobStatus
+    resource_version: str = ""
+    deleting: bool = False
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Disruption:
+    """A notice or verdict about a worker from outside."""
+
+    cause: Literal["preempted", "evicted", "node_lost"]
+    reason: str  # e.g. DeletionByTaintManager, PreemptionNotice
+    deadline: float | None = None  # when the worker will be gone; None: it is gone or going now
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One pod (or local agent process) as the cluster sees it."""
+
+    name: str
+    place: int
+    incarnation: int
+    phase: WorkerPhase
+    node: str = ""
+    address: str = ""
+    agent_port: int = 0
+    created_at: float = 0.0
+    deleting: bool = False
+    exit_code: int | None = None  # of the agent's container; negative for a signal
+    reason: str = ""  # container or pod reason: OOMKilled, Evicted, ...
+    message: str = ""
+    disruption: Disruption | None = None
+    schedulable_since: float | None = None
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+    ready: bool = True
+    exists: bool = True
+    cordoned: bool = False
+    out_of_service: bool = False
+    notice_deadline: float | None = None  # a spot taint
+
+
+@dataclass(frozen=True)
+class TimedEvent:
+    """An agent's event with its time mapped to the operator's clock."""
+
+    worker: str
+    at: float
+    event: Event
+
+
+@dataclass(frozen=True)
+class Agent:
+    """What is known of one worker's agent."""
+
+    worker: str
+    connected: bool
+    state: AgentState | None = None  # newest snapshot, folded with later events
+    last_heard: float | None = None
+    outdated: bool = False  # speaks an older contract
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One job and all that bears on it."""
+
+    job: Job
+    workers: tuple[Worker, ...] = ()
+    nodes: dict[str, Node] = field(default_factory=dict)
+    agents: dict[str, Agent] = field(default_factory=dict)
+    events: tuple[TimedEvent, ...] = ()  # not yet folded into status, in order of time
+    capacity: int | None = None  # workers that the cluster could hold, if it can tell (local); None: unknown
+    chosen_ports: dict[str, int] = field(default_factory=dict)
+
+    def worker(self, name: str) -> Worker | None:
+        return next((worker for worker in self.workers if worker.name == name), None)

@@ -1,0 +1,55 @@
+"""Errors by what the caller should do.
+
+::
+
+    ResumableError
+    |-- UserError            the job or the command line is wrong; show it, don't retry
+    |   `-- SpecError        names the field and the fix
+    |-- RetryableError       try again later (network, conflict, agent away)
+    |   |-- ConflictError    somebody else wrote the status first; observe again
+    |   `-- AgentUnreachable
+    |-- AgentRefused         the agent understood and said no (older attempt, other job, bad signature)
+    `-- FatalError           our own bug or a broken installation
+"""
+
+from __future__ import annotations
+
+
+class ResumableError(Exception):
+    """Base of everything this package raises on purpose."""
+
+
+class UserError(ResumableError):
+    """The user's input is wrong; the message says which and how to mend it."""
+
+
+class SpecError(UserError):
+    """A job spec that cannot be run. ``field`` is its path, e.g. ``spec.workers.min``."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class RetryableError(ResumableError):
+    """Failed for now; the same call may work later."""
+
+
+class ConflictError(RetryableError):
+    """The stored status is newer than the one this write was based on."""
+
+
+class AgentUnreachable(RetryableError):
+    """No answer from an agent."""
+
+
+class AgentRefused(ResumableError):
+    """The agent answered no. ``code`` is its machine-readable reason."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class FatalError(ResumableError):
+    """Cannot go on; a person has to look."""
