@@ -1,0 +1,64 @@
+# One front door. `make` alone says what there is; every target does the set-up that it needs.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+STAMP := $(VENV)/.installed
+SEED ?= 0
+ARGS ?=
+
+# The first interpreter that is new enough and can make an environment; `make PYTHON=/path/to/python` overrules.
+PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3.14 python3 python; do \
+	if $$candidate -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
+	then echo $$candidate; break; fi; done)
+
+.PHONY: help setup demo test test-fast check format soak bench clean
+
+help:  ## Say what there is
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  Options: PYTHON=<python 3.11 or newer>, SEED=<number> for soak, ARGS='<more arguments>' for test, soak and bench"
+
+setup: $(STAMP)  ## Make .venv with everything in it (torch too); done once, and again when it changes
+
+# The stamp comes last: whatever fails before it is repeated next time.
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 with venv and ensurepip found; install one or give make PYTHON=..." >&2; exit 1; }
+	$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(PY) -m pip install --disable-pip-version-check --no-input --quiet -c constraints.txt -e '.[operator,worker,dev]'
+	touch $@
+
+demo: $(STAMP)  ## Train a small GPT through a kill, a preemption, a hang and a resize (under 4 minutes on 2 cores)
+	$(BIN)/rtj demo
+
+test: $(STAMP)  ## All tests but the soak
+	$(PY) -m pytest -q $(ARGS)
+
+test-fast: $(STAMP)  ## Tests that need no torch and start no training
+	$(PY) -m pytest -q -m "not torch and not e2e and not soak and not bench" $(ARGS)
+
+check: $(STAMP)  ## Lint, format, types, import layers, Python 3.9 syntax of contract and agent
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(BIN)/lint-imports
+	$(PY) -m vermin --quiet --no-tips --violations --target=3.9- worker/resumable_training/contract worker/resumable_training/agent
+
+format: $(STAMP)  ## Format the code in place
+	$(PY) -m ruff check --fix-only --quiet .
+	$(PY) -m ruff format .
+
+soak: $(STAMP)  ## The whole product of faults and moments, in the order that SEED gives (long)
+	RESUMABLE_SOAK_SEED=$(SEED) $(PY) -m pytest -q -m soak --timeout 3600 $(ARGS)
+
+bench: $(STAMP)  ## Recovery time against torchrun, and cost of the loop; results in tests/bench/results
+	$(PY) tests/bench/bench_steps.py
+	$(PY) tests/bench/bench_recovery.py $(ARGS)
+
+clean:  ## Remove .venv, caches, build and benchmark results (not runs/)
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache .cache tests/bench/results
+	find operator worker tests -name __pycache__ -type d -prune -exec rm -rf {} +
