@@ -46,7 +46,7 @@ check: $(STAMP)  ## Lint, format, types, import layers, Python 3.9 syntax of con
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(BIN)/lint-imports
-	$(PY) -m vermin --quiet --no-tips --violations --target=3.9- worker/resumable_training/contract worker/resumable_training/agent
+	$(BIN)/vermin --quiet --no-tips --violations --target=3.9- worker/resumable_training/contract worker/resumable_training/agent
 
 format: $(STAMP)  ## Format the code in place
 	$(PY) -m ruff check --fix-only --quiet .

@@ -1,0 +1,105 @@
+"""The documents speak only of what exists: targets, commands, options, files, variables, exit codes."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from resumable_operator.cli.main import main
+from resumable_training.contract import exitcodes, metrics
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+EVERY_DOCUMENT = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+def _code_lines(path: Path) -> Iterator[str]:
+    """The lines of a document's code blocks, and its code in running text."""
+    for match in CODE.finditer(path.read_text()):
+        yield from match[0].strip("`").splitlines()
+
+
+def _commands() -> dict[str, click.Command]:
+    """All commands of `rtj` by their path, e.g. "checkpoints list"."""
+    found: dict[str, click.Command] = {}
+
+    def visit(command: click.Command, path: tuple[str, ...]) -> None:
+        found[" ".join(path)] = command
+        if isinstance(command, click.Group):
+            for name, child in command.commands.items():
+                visit(child, (*path, name))
+
+    visit(main, ())
+    return found
+
+
+def _options(command: click.Command) -> set[str]:
+    names = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    return {*names, "--help"}
+
+
+@EVERY_DOCUMENT
+def test_make_targets_exist(path: Path) -> None:
+    """Every `make target` in a document is one of the Makefile's."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {name for line in _code_lines(path) for name in re.findall(r"^(?:\$ )?make ([a-z-]+)", line)}
+    assert named - targets == set()
+
+
+@EVERY_DOCUMENT
+def test_commands_and_options_exist(path: Path) -> None:
+    """Every `rtj command --option` in a document is known to the command line."""
+    commands, unknown = _commands(), []
+    for line in _code_lines(path):
+        for words in re.findall(r"(?:^|[ $])rtj((?: +[^ |;&]+)*)", line.split(" #")[0]):
+            before_script = re.split(r" -- |\.py\b", words)[0].split()
+            name = max((n for n in commands if before_script[: len(n.split())] == n.split()), key=len)
+            if not name and before_script and re.fullmatch("[a-z-]+", before_script[0]):
+                unknown.append(line)
+            given = {word.split("=")[0] for word in before_script if word.startswith("-") and word != "--"}
+            if given - _options(commands[name]):
+                unknown.append(line)
+    assert unknown == []
+
+
+def test_every_command_is_documented() -> None:
+    """docs/cli.md has each command of `rtj`."""
+    text = (ROOT / "docs" / "cli.md").read_text()
+    assert [name for name in _commands() if name and f"rtj {name}" not in text] == []
+
+
+@EVERY_DOCUMENT
+def test_links_lead_somewhere(path: Path) -> None:
+    """Relative links point to files in the repository."""
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text())
+    broken = [link for link in links if "://" not in link and not (path.parent / link).exists()]
+    assert broken == []
+
+
+@EVERY_DOCUMENT
+def test_files_named_in_code_exist(path: Path) -> None:
+    """A path into our sources that a document names exists."""
+    names = re.findall(r"`((?:operator|worker|tests|docs|deploy|charts)/[\w/.-]+)`", path.read_text())
+    assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+@EVERY_DOCUMENT
+def test_variables_exist(path: Path) -> None:
+    """Every RESUMABLE_ variable in a document is read somewhere in the code or the tests."""
+    code = [
+        *(ROOT / "worker").rglob("*.py"),
+        *(ROOT / "operator").rglob("*.py"),
+        *(ROOT / "tests").rglob("*.py"),
+    ]
+    known = {name for source in code for name in re.findall(r"RESUMABLE_[A-Z_]+", source.read_text())}
+    assert set(re.findall(r"RESUMABLE_[A-Z_]+", path.read_text())) - known == set()
+
+
+def test_on_call_page_is_complete() -> None:
+    """docs/on-call.md explains every exit code and every cause of an ending."""
+    text = (ROOT / "docs" / "on-call.md").read_text()
+    words = [*map(str, exitcodes.MEANING), *metrics.INTERRUPTION_CAUSES, *metrics.PLANNED_CAUSES]
+    assert [word for word in words if not re.search(rf"^\| `{word}` ", text, re.MULTILINE)] == []
