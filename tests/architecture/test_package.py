@@ -1,4 +1,4 @@
-"""What `pip install .` gives on a machine that has nothing of ours: both packages and `rtj`, without torch."""
+"""What `pip install .` gives on a fresh machine: both packages and `rtj`, without torch."""
 
 import subprocess
 import sys
