@@ -351,6 +351,8 @@ class LedgerStatus(StatusModel):
     phases: dict[str, int] = Field(default_factory=dict)
     attempt: int = 0  # attempt whose rank-0 totals were folded last
     folded: dict[str, int] = Field(default_factory=dict)  # those totals, by rank phase
+    folded_rework_steps: int = 0  # of that attempt
+    control_phase: str = "starting"  # starting, recovering or resizing: what a rank's set-up counts as
     rework_steps: int = 0
 
 

@@ -1,0 +1,181 @@
+"""Where a job's time goes: exclusive phases whose milliseconds always sum to the job's settled age.
+
+Pure. All times are integer milliseconds on the operator's clock. Time is credited when the event that explains
+it arrives; until then it is *unsettled*. No argument, however late, repeated or out of order, makes a phase
+shrink or the clock run backwards.
+
+How an attempt uses it: a control phase (``starting``, ``recovering``, ``resizing``) is open while workers come
+up; the first ``fold_progress`` of the attempt opens ``unaccounted``, where unexplained time goes while ranks
+report; a control phase entered after that closes the attempt, and later reports of it are ignored. So enter a
+control phase at the end of an attempt, not while its ranks still report.
+"""
+
+from __future__ import annotations
+
+from resumable_operator.model import LedgerStatus
+from resumable_training.contract.events import ProgressReport
+from resumable_training.contract.metrics import LEDGER_PHASES
+
+QUEUED = "queued"
+SUSPENDED = "suspended"
+STARTING = "starting"
+RECOVERING = "recovering"
+RESIZING = "resizing"
+DETECTING = "detecting"
+PRODUCTIVE = "productive"
+REWORK = "rework"
+RUNNING_OPAQUE = "running_opaque"
+UNACCOUNTED = "unaccounted"
+
+_SETUP_IS_PART_OF = (STARTING, RECOVERING, RESIZING)
+_REPORTING = (UNACCOUNTED, RUNNING_OPAQUE)  # open while an attempt's ranks may still explain time
+_EARLIEST_FIRST = ("setup", "rendezvous", "restoring", "warmup")  # each once in a rank's life, in this order
+
+
+def milliseconds(seconds: float) -> int:
+    """Seconds to the ledger's unit."""
+    return round(seconds * 1000)
+
+
+def open_ledger(at: int) -> LedgerStatus:
+    """The ledger of a job that begins at ``at``; it is ``queued``."""
+    return LedgerStatus(started_at=at, settled_at=at, open_phase=QUEUED)
+
+
+def settle(ledger: LedgerStatus, phase: str, at: int) -> LedgerStatus:
+    """Credit everything unsettled up to ``at`` to ``phase``, whatever phase is open."""
+    return _credit(ledger, {phase: max(0, at - ledger.settled_at)})
+
+
+def enter(ledger: LedgerStatus, phase: str, at: int) -> LedgerStatus:
+    """Settle up to ``at`` into the open phase, then open ``phase``.
+
+    Entering ``unaccounted`` when it is open changes nothing: that time still waits for a report to explain it.
+    """
+    if phase not in LEDGER_PHASES:
+        raise ValueError(f"unknown ledger phase {phase!r}")
+    if phase == ledger.open_phase == UNACCOUNTED:
+        return ledger
+    control = phase if phase in _SETUP_IS_PART_OF else ledger.control_phase
+    settled = settle(ledger, ledger.open_phase, at)
+    return settled.model_copy(update={"open_phase": phase, "control_phase": control})
+
+
+def declare_failure(ledger: LedgerStatus, at: int) -> LedgerStatus:
+    """An attempt has failed: all that no report explained was spent on finding out. Opens ``recovering``."""
+    return enter(settle(ledger, DETECTING, at), RECOVERING, at)
+
+
+def fold_progress(ledger: LedgerStatus, report: ProgressReport, attempt: int, at: int) -> LedgerStatus:
+    """Credit what rank 0 did since the last fold to the time between then and ``at``.
+
+    Args:
+        report: rank 0's totals; with ``uses_library`` False (known, not merely "not yet connected") its time is
+            ``running_opaque``.
+        attempt: the attempt it belongs to. Reports of older attempts, and of one that is over, change nothing.
+        at: the report's ``settled_ms`` on the operator's clock.
+    """
+    if _is_over(ledger, attempt):
+        return ledger
+    if attempt > ledger.attempt:
+        ledger = ledger.model_copy(update={"attempt": attempt, "folded": {}, "folded_rework_steps": 0})
+    if not report.uses_library:
+        return enter(ledger, RUNNING_OPAQUE, at)
+    fresh = _fresh(ledger.folded, report.phase_ms)
+    interval = max(0, at - ledger.settled_at)
+    credits = _named(_fit(fresh, interval), ledger.control_phase)
+    credits[ledger.open_phase] = credits.get(ledger.open_phase, 0) + interval - sum(credits.values())
+    return _remember(_credit(ledger, credits), report)
+
+
+def unsettled_ms(ledger: LedgerStatus, now: int) -> int:
+    """Age that nothing has explained yet."""
+    return max(0, now - ledger.settled_at)
+
+
+def age_ms(ledger: LedgerStatus, now: int) -> int:
+    """The job's age on the ledger's own clock."""
+    return ledger.settled_at - ledger.started_at + unsettled_ms(ledger, now)
+
+
+def phases_at(ledger: LedgerStatus, now: int) -> dict[str, int]:
+    """Every phase's milliseconds, with what is unsettled shown in the open phase; sums to the age."""
+    totals = {phase: ledger.phases.get(phase, 0) for phase in LEDGER_PHASES}
+    totals[ledger.open_phase] = totals.get(ledger.open_phase, 0) + unsettled_ms(ledger, now)
+    return totals
+
+
+def _is_over(ledger: LedgerStatus, attempt: int) -> bool:
+    if attempt == ledger.attempt:
+        return ledger.open_phase not in _REPORTING
+    return attempt < ledger.attempt
+
+
+def _credit(ledger: LedgerStatus, credits: dict[str, int]) -> LedgerStatus:
+    phases = dict(ledger.phases)
+    for phase, amount in credits.items():
+        if amount:
+            phases[phase] = phases.get(phase, 0) + amount
+    return ledger.model_copy(
+        update={"phases": phases, "settled_at": ledger.settled_at + sum(credits.values())}
+    )
+
+
+def _fresh(folded: dict[str, int], totals: dict[str, int]) -> dict[str, int]:
+    """What the totals hold beyond those already folded; an old report holds nothing new."""
+    return {
+        phase: total - folded.get(phase, 0) for phase, total in totals.items() if total > folded.get(phase, 0)
+    }
+
+
+def _fit(fresh: dict[str, int], interval: int) -> dict[str, int]:
+    """Make ``fresh`` no longer than ``interval``.
+
+    What is too much lies before the interval, in time that is settled already: a rank's first phases give
+    way first. Any rest comes from clocks that disagree and shrinks all others in proportion.
+    """
+    excess = sum(fresh.values()) - interval
+    if excess <= 0:
+        return fresh
+    fitted = dict(fresh)
+    for phase in _EARLIEST_FIRST:
+        cut = min(excess, fitted.get(phase, 0))
+        if cut:
+            fitted[phase] -= cut
+            excess -= cut
+    return _scale(fitted, interval) if excess else fitted
+
+
+def _scale(amounts: dict[str, int], total: int) -> dict[str, int]:
+    """Shrink in proportion to exactly ``total``; the milliseconds lost by rounding go to the largest."""
+    whole = sum(amounts.values())
+    scaled = {name: amount * total // whole for name, amount in amounts.items()}
+    largest = max(amounts, key=lambda name: (amounts[name], name))
+    scaled[largest] += total - sum(scaled.values())
+    return scaled
+
+
+def _named(amounts: dict[str, int], control_phase: str) -> dict[str, int]:
+    """From a rank's phases to the ledger's."""
+    named: dict[str, int] = {}
+    for phase, amount in amounts.items():
+        name = {"setup": control_phase, "closing": "checkpointing"}.get(phase, phase)
+        name = name if name in LEDGER_PHASES else UNACCOUNTED
+        named[name] = named.get(name, 0) + amount
+    return named
+
+
+def _remember(ledger: LedgerStatus, report: ProgressReport) -> LedgerStatus:
+    """Note what is folded now, so that the same report again adds nothing."""
+    folded = dict(ledger.folded)
+    for phase, total in report.phase_ms.items():
+        folded[phase] = max(total, folded.get(phase, 0))
+    new_steps = max(0, report.rework_steps - ledger.folded_rework_steps)
+    return ledger.model_copy(
+        update={
+            "folded": folded,
+            "open_phase": UNACCOUNTED,
+            "rework_steps": ledger.rework_steps + new_steps,
+            "folded_rework_steps": ledger.folded_rework_steps + new_steps,
+        }
+    )
