@@ -31,7 +31,7 @@ class Goodput:
 
 
 def goodput(ledger: LedgerStatus, now_ms: int) -> Goodput:
-    """Goodput at ``now_ms``. Unsettled time is in the denominators and productive only once a report says so."""
+    """Goodput at ``now_ms``. Unsettled time is in the denominators, never yet productive."""
     phases = phases_at(ledger, now_ms)
     age, suspended, queued = age_ms(ledger, now_ms), phases[SUSPENDED], phases[QUEUED]
     productive = phases[PRODUCTIVE]

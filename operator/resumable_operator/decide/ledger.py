@@ -1,13 +1,13 @@
 """Where a job's time goes: exclusive phases whose milliseconds always sum to the job's settled age.
 
-Pure. All times are integer milliseconds on the operator's clock. Time is credited when the event that explains
-it arrives; until then it is *unsettled*. No argument, however late, repeated or out of order, makes a phase
-shrink or the clock run backwards.
+Pure. All times are integer milliseconds on the operator's clock. Time is credited when the event that
+explains it arrives; until then it is *unsettled*. No argument, however late, repeated or out of order, makes
+a phase shrink or the clock run backwards.
 
-How an attempt uses it: a control phase (``starting``, ``recovering``, ``resizing``) is open while workers come
-up; the first ``fold_progress`` of the attempt opens ``unaccounted``, where unexplained time goes while ranks
-report; a control phase entered after that closes the attempt, and later reports of it are ignored. So enter a
-control phase at the end of an attempt, not while its ranks still report.
+How an attempt uses it: a control phase (``starting``, ``recovering``, ``resizing``) is open while workers
+come up. The first ``fold_progress`` of the attempt opens ``unaccounted``, where unexplained time goes while
+ranks report. A control phase entered after that closes the attempt, and later reports of it are ignored: so
+enter one at the end of an attempt, not while its ranks still report.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def settle(ledger: LedgerStatus, phase: str, at: int) -> LedgerStatus:
 def enter(ledger: LedgerStatus, phase: str, at: int) -> LedgerStatus:
     """Settle up to ``at`` into the open phase, then open ``phase``.
 
-    Entering ``unaccounted`` when it is open changes nothing: that time still waits for a report to explain it.
+    Entering ``unaccounted`` when it is open changes nothing: that time still waits for a report.
     """
     if phase not in LEDGER_PHASES:
         raise ValueError(f"unknown ledger phase {phase!r}")
@@ -70,9 +70,9 @@ def fold_progress(ledger: LedgerStatus, report: ProgressReport, attempt: int, at
     """Credit what rank 0 did since the last fold to the time between then and ``at``.
 
     Args:
-        report: rank 0's totals; with ``uses_library`` False (known, not merely "not yet connected") its time is
-            ``running_opaque``.
-        attempt: the attempt it belongs to. Reports of older attempts, and of one that is over, change nothing.
+        report: rank 0's totals; with ``uses_library`` False (known, not merely "not yet connected") its time
+            is ``running_opaque``.
+        attempt: the attempt it belongs to. Reports of an older one, or of one that is over, change nothing.
         at: the report's ``settled_ms`` on the operator's clock.
     """
     if _is_over(ledger, attempt):

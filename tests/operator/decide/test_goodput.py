@@ -71,7 +71,7 @@ def test_dalys_optimum(blocking: float, minutes: float, percent: float) -> None:
 def test_no_interval_beats_dalys_by_much(
     blocking: float, scale: float, restart: float, factor: float
 ) -> None:
-    """Daly's closed form is within a thousandth of any other interval where saves are cheaper than failures."""
+    """Daly's closed form is within a thousandth of any other interval where d < 2M."""
     mtbf = blocking * 2 * scale
     other = exact_goodput(daly_interval(blocking, mtbf) * factor, mtbf, blocking, restart)
     assert other <= best_goodput(mtbf, blocking, restart) + 0.001

@@ -84,7 +84,7 @@ def test_time_that_waits_for_a_report_is_not_taken_from_it() -> None:
 
 @pytest.mark.parametrize("control", ["starting", "recovering", "resizing"])
 def test_a_ranks_setup_belongs_to_the_reason_it_was_started_for(control: str) -> None:
-    """Imports after a failure are recovery, after a resize resizing, also when ranks were reported running first."""
+    """Imports after a failure are recovery, after a resize resizing, also once ranks were said to run."""
     ledger = enter(open_ledger(0), control, 0)
     ledger = enter(ledger, "unaccounted", 500)
     ledger = fold_progress(ledger, report(setup=1500, rendezvous=200, restoring=300), 1, 2500)
@@ -212,7 +212,7 @@ def test_phases_always_sum_to_the_settled_age_and_never_shrink(
     """Any events in any order, with repeats and clocks that step back: exclusive, complete, monotone."""
     chance.shuffle(history)  # type: ignore[attr-defined]
     ledger = open_ledger(begin)
-    for step in [again for step in history for again in (step, step)]:
+    for step in [again for once in history for again in (once, once)]:
         before, ledger = ledger, step(ledger)
         assert sum(ledger.phases.values()) == ledger.settled_at - ledger.started_at
         assert set(ledger.phases) <= set(LEDGER_PHASES)

@@ -51,7 +51,7 @@ def test_times_that_mean_nothing_are_refused(blocking: float, mtbf: float) -> No
 def test_auto_lies_between_durability_and_the_cap(
     blocking: float, durable: float, mtbf: float, cap: float | None
 ) -> None:
-    """Never below the time one save needs to become durable, nor above a user's cap unless that is shorter."""
+    """Never below the time one save needs to become durable; above a user's cap only for that."""
     interval = auto_interval(
         blocking_seconds=blocking, durable_seconds=durable, mtbf_seconds=mtbf, cap_seconds=cap
     )

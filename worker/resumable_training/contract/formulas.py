@@ -1,4 +1,4 @@
-"""When to save: the two classical answers. Shared by the library, which saves, and the report, which judges."""
+"""When to save: the two classical answers. The library saves by them, the report judges by them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def young_interval(blocking_seconds: float, mtbf_seconds: float) -> float:
 
 
 def daly_interval(blocking_seconds: float, mtbf_seconds: float) -> float:
-    """Seconds of work between saves by Daly (2006), eq. 37; better than Young's where d is not small against M.
+    """Seconds of work between saves by Daly (2006), eq. 37; better than Young's where d is not small.
 
     ``sqrt(2 d M) [1 + sqrt(d / 2M) / 3 + (d / 2M) / 9] - d`` if d < 2M, else M.
     """
