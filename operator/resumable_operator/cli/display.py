@@ -1,0 +1,187 @@
+"""How a running job is shown: a live table on a terminal, one plain line per change when piped.
+
+``rtj run``, ``rtj status --watch`` and the demo use it. What a row holds is decided by pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from resumable_operator.decide.goodput import goodput
+from resumable_operator.decide.ledger import milliseconds
+from resumable_operator.model import JobStatus
+from resumable_training.contract.manifest import parse_checkpoint_name
+
+PLAIN_SECONDS = 5.0  # between two plain lines when only step, loss and goodput have changed
+REASON_SECONDS = 1.0  # or only the reason
+LIVE_SECONDS = 0.1
+ATTEMPTS_SHOWN = 8
+
+COLUMNS = ("attempt", "size", "step", "loss", "checkpoint", "phase", "goodput")
+_LEAST_NEEDED_FIRST = ("loss", "attempt", "size", "goodput")
+_WIDTHS = {"attempt": 7, "size": 4, "step": 7, "loss": 7, "checkpoint": 13, "phase": 10, "goodput": 8}
+_RIGHT = ("attempt", "size", "step", "loss", "goodput")
+_STYLES = {"Running": "green", "Succeeded": "bold green", "Failed": "bold red", "Recovering": "yellow"}
+_WORTH_A_LINE = ("attempt", "size", "checkpoint", "phase")
+
+Row = dict[str, Any]
+
+
+def row(status: JobStatus, now: float) -> Row:
+    """What one line about a job tells; ``now`` in seconds. Numbers are numbers, unknown ones None."""
+    started = status.ledger.started_at
+    return {
+        "age_seconds": max(0.0, now - started / 1000) if started else 0.0,
+        "attempt": status.attempt.number,
+        "size": status.size,
+        "step": status.step,
+        "loss": status.loss,
+        "checkpoint": status.checkpoint.name if status.checkpoint else None,
+        "phase": status.phase,
+        "reason": status.reason,
+        "goodput": goodput(status.ledger, milliseconds(now)).goodput if started else None,
+    }
+
+
+def cells(row: Row) -> dict[str, str]:
+    """A row as text, column by column; ``-`` for what is not known."""
+    step = parse_checkpoint_name(row["checkpoint"]) if row["checkpoint"] else None
+    return {
+        "attempt": str(row["attempt"] or "-"),
+        "size": str(row["size"] or "-"),
+        "step": str(row["step"]),
+        "loss": "-" if row["loss"] is None else f"{row['loss']:.4g}",
+        "checkpoint": f"step {step[0]}" if step else row["checkpoint"] or "-",
+        "phase": row["phase"],
+        "goodput": percent(row["goodput"]),
+    }
+
+
+def percent(ratio: float | None) -> str:
+    """``83.1 %``; ``-`` when there is nothing to divide by."""
+    return "-" if ratio is None else f"{ratio * 100:.1f} %"
+
+
+def ended(row: Row, status: JobStatus) -> Row:
+    """The row of an attempt that is over shows its cause where the newest shows the job's phase."""
+    if row["attempt"] == status.attempt.number:
+        return row
+    causes = [ending.cause for ending in status.interruptions if ending.attempt == row["attempt"]]
+    return {**row, "phase": causes[-1] if causes else "ended"}
+
+
+def plain_line(row: Row) -> str:
+    """One line for a log file: fixed words, so that it can be searched."""
+    text = cells(row)
+    parts = [
+        f"[{row['age_seconds']:8.1f} s]",
+        f"{text['phase']:<10}",
+        f"attempt {text['attempt']}",
+        f"size {text['size']}",
+        f"step {text['step']}",
+        f"loss {text['loss']}",
+        f"checkpoint {text['checkpoint']}",
+        f"goodput {text['goodput']}",
+    ]
+    return "  ".join(parts) + (f"  ({row['reason']})" if row["reason"] else "")
+
+
+def columns_for(width: int) -> tuple[str, ...]:
+    """The columns that fit into ``width`` characters; phase, step and checkpoint are always among them."""
+    shown = list(COLUMNS)
+    for name in _LEAST_NEEDED_FIRST:
+        if sum(_WIDTHS[column] + 3 for column in shown) + 1 <= width:
+            break
+        shown.remove(name)
+    return tuple(shown)
+
+
+def table(rows: Iterable[Row], width: int) -> Table:
+    """One line per attempt, the newest last."""
+    shown = columns_for(width)
+    result = Table(show_edge=True, pad_edge=True)
+    for name in shown:
+        result.add_column(
+            name, justify="right" if name in _RIGHT else "left", no_wrap=True, overflow="ellipsis"
+        )
+    for line in rows:
+        text = cells(line)
+        result.add_row(*[_styled(name, text[name]) for name in shown])
+    return result
+
+
+def _styled(column: str, text: str) -> Text:
+    return Text(text, style=_STYLES.get(text, "") if column == "phase" else "")
+
+
+class Display:
+    """Shows one job as it goes. Call ``update`` at each change or second; use it as a context manager.
+
+    Args:
+        console: where to; its width decides which columns fit.
+        live: redraw a table in place. False: plain lines, one per change and at most every few seconds for
+            steps alone.
+    """
+
+    def __init__(self, console: Console, live: bool) -> None:
+        self._console = console
+        self._rows: dict[int, Row] = {}  # by attempt
+        self._shown: Row | None = None
+        self._shown_at = float("-inf")
+        self._live = Live(console=console, auto_refresh=False, transient=False) if live else None
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the last state on the screen."""
+        if self._live:
+            self._live.stop()
+
+    def update(self, status: JobStatus, now: float, warning_lines: Iterable[str] = ()) -> None:
+        """Show ``status``. ``warning_lines`` are new since the last call; each is printed once."""
+        for line in warning_lines:
+            self._print(line)
+        new = row(status, now)
+        if not self._is_worth_showing(new, now):
+            return
+        if self._live:
+            self._draw(self._live, new, status)
+        else:
+            self._print(plain_line(new))
+        self._shown, self._shown_at = new, now
+
+    def _is_worth_showing(self, new: Row, now: float) -> bool:
+        if self._shown is None or any(new[name] != self._shown[name] for name in _WORTH_A_LINE):
+            return True
+        waited = now - self._shown_at
+        if self._live:
+            return waited >= LIVE_SECONDS
+        if new["reason"] != self._shown["reason"]:
+            return waited >= REASON_SECONDS
+        return waited >= PLAIN_SECONDS and new["step"] != self._shown["step"]
+
+    def _draw(self, live: Live, new: Row, status: JobStatus) -> None:
+        self._rows[new["attempt"]] = new
+        for attempt in sorted(self._rows)[:-ATTEMPTS_SHOWN]:
+            del self._rows[attempt]
+        rows = [ended(old, status) for old in self._rows.values()]
+        note = Text(f"{new['age_seconds']:.1f} s  {new['reason']}", overflow="ellipsis", no_wrap=True)
+        live.update(Group(table(rows, self._console.width), note), refresh=True)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,49 @@
+"""Exit codes of ``rtj``, so that a shell script can tell what happened."""
+
+from __future__ import annotations
+
+from resumable_operator.errors import ResumableError, SpecError, UserError
+from resumable_operator.model import JobStatus
+
+SUCCESS = 0
+USAGE = 2
+USER_ERROR = 3
+BUDGET = 4
+DRAINED = 5
+INTERNAL = 6
+INTERRUPTED = 130  # as shells do: 128 + SIGINT
+
+MEANING = {
+    SUCCESS: "success",
+    USAGE: "usage error: the command line or the job's spec is wrong",
+    USER_ERROR: "the job failed for an error of its own: its script, its model or its data",
+    BUDGET: "the job ran out of a budget: too many failures, or its deadline",
+    DRAINED: "drained or suspended with everything committed: the same command line continues",
+    INTERNAL: "infrastructure or internal error",
+}
+_FAILED = {"user": USER_ERROR, "budget": BUDGET, "deadline": BUDGET}
+
+
+class UsageProblem(UserError):
+    """The command line names something that is not there or not what it must be."""
+
+
+def for_error(error: ResumableError) -> int:
+    """What the process exits with when ``error`` ends it."""
+    if isinstance(error, (SpecError, UsageProblem)):
+        return USAGE
+    return USER_ERROR if isinstance(error, UserError) else INTERNAL
+
+
+def for_status(status: JobStatus) -> int:
+    """What a command that ran the job exits with when it leaves it in this state.
+
+    A job that is neither finished nor suspended was left by trouble of ours.
+    """
+    if status.phase == "Succeeded":
+        return SUCCESS
+    if status.phase == "Suspended":
+        return DRAINED
+    if status.phase == "Failed" and status.failure_class is not None:
+        return _FAILED[status.failure_class]
+    return INTERNAL
