@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 import pytest
 
-from resumable_operator.cli.main import main
+from resumable_operator.cli import exitcodes as shell_codes
+from resumable_operator.cli.main import cli
 from resumable_training.contract import exitcodes, metrics
 
 ROOT = Path(__file__).parents[2]
@@ -23,22 +24,25 @@ def _code_lines(path: Path) -> Iterator[str]:
 
 
 def _commands() -> dict[str, click.Command]:
-    """All commands of `rtj` by their path, e.g. "checkpoints list"."""
+    """All commands of `rtj` by their path, e.g. "checkpoints list"; "" is `rtj` itself."""
     found: dict[str, click.Command] = {}
 
-    def visit(command: click.Command, path: tuple[str, ...]) -> None:
+    def visit(command: click.Command, path: tuple[str, ...], above: click.Context | None) -> None:
         found[" ".join(path)] = command
         if isinstance(command, click.Group):
-            for name, child in command.commands.items():
-                visit(child, (*path, name))
+            context = click.Context(command, above)
+            for name in command.list_commands(context):
+                child = command.get_command(context, name)
+                assert child is not None
+                visit(child, (*path, name), context)
 
-    visit(main, ())
+    visit(cli, (), None)
     return found
 
 
 def _options(command: click.Command) -> set[str]:
     names = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-    return {*names, "--help"}
+    return {*names, "--help", "-h"}
 
 
 @EVERY_DOCUMENT
@@ -103,3 +107,11 @@ def test_on_call_page_is_complete() -> None:
     text = (ROOT / "docs" / "on-call.md").read_text()
     words = [*map(str, exitcodes.MEANING), *metrics.INTERRUPTION_CAUSES, *metrics.PLANNED_CAUSES]
     assert [word for word in words if not re.search(rf"^\| `{word}` ", text, re.MULTILINE)] == []
+
+
+def test_shell_exit_codes_are_documented() -> None:
+    """docs/cli.md explains every exit code of `rtj` itself."""
+    text = (ROOT / "docs" / "cli.md").read_text()
+    assert [
+        code for code in shell_codes.MEANING if not re.search(rf"^\| `{code}` ", text, re.MULTILINE)
+    ] == []

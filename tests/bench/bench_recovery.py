@@ -13,7 +13,6 @@ import platform
 import shutil
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ class Contender:
 
     name: str
     start: Callable[[Path], launch.Running]
-    strike: Callable[[launch.Running], None]
+    strike: Callable[[launch.Running], float]
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,7 @@ def run_once(contender: Contender) -> Outcome:
     with _scratch() as directory, launch.ended_afterwards(contender.start(directory)) as running:
         if not launch.wait_for("first steps", lambda: _step(running) >= STRIKE_AFTER_STEP, START_SECONDS):
             raise SystemExit(f"{contender.name} never reached step {STRIKE_AFTER_STEP}:\n{_logs(directory)}")
-        killed_at = time.time()
-        contender.strike(running)
+        killed_at = contender.strike(running)
         before = [line for line in running.lines("step") if line["time"] < killed_at]
         high_water = max(_step(running), max(line["step"] for line in before))
 

@@ -72,26 +72,28 @@ def start_ours(scenario: Scenario, directory: Path) -> Running:
     """``rtj run`` with the same ranks and the same save interval."""
     workers, processes = {"rank": ("1:1", "2"), "worker": ("1:2", "1")}[scenario]
     command = [PROGRAMS / "rtj", "run", "--workers", workers, "--processes-per-worker", processes]
-    command += ["--dir", directory / "run", "--checkpoint-every-steps", "5", HERE / "train_with_library.py"]
+    command += ["--dir", directory / "run", "--save-every-steps", "5", HERE / "train_with_library.py"]
     return Running(directory, [_start(command, directory, {}, "rtj.log")])
 
 
-def kill_rank(running: Running) -> None:
-    """SIGKILL to rank 1."""
-    _kill(running.rank(1)["pid"])
+def kill_rank(running: Running) -> float:
+    """SIGKILL to rank 1; returns when (wall clock)."""
+    return _kill(running.rank(1)["pid"])
 
 
-def kill_torchrun_supervisor(running: Running) -> None:
-    """SIGKILL to the supervisor that is not the store's host, and to its rank."""
+def kill_torchrun_supervisor(running: Running) -> float:
+    """SIGKILL to the supervisor that is not the store's host, and to its rank; returns when."""
     victim = running.processes[1]
     (rank,) = {entry["pid"] for entry in running.lines("rank") if entry["supervisor"] == victim.pid}
     victim.kill()
-    _kill(rank)
+    return _kill(rank)
 
 
-def kill_our_worker(running: Running) -> None:
-    """SIGKILL to a worker's agent and its ranks, with its place taken away: `rtj fault RUN kill-worker`."""
+def kill_our_worker(running: Running) -> float:
+    """A worker's machine is gone: agent and ranks are killed, no other takes its place; returns when."""
     subprocess.run([PROGRAMS / "rtj", "fault", running.directory / "run", "kill-worker"], check=True)
+    faults = (running.directory / "run" / "faults.jsonl").read_text().splitlines()
+    return float(json.loads(faults[-1])["at"])
 
 
 @contextmanager
@@ -139,14 +141,19 @@ def _start(
         )
 
 
-def _kill(pid: int) -> None:
-    """SIGKILL, but only to a process that runs one of ours: a number may have been given to another since."""
+def _kill(pid: int) -> float:
+    """SIGKILL, but only to a process that runs one of ours: a number may have been given to another since.
+
+    Returns the wall-clock time just before.
+    """
+    now = time.time()
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         if str(HERE).encode() in command:
             os.kill(pid, signal.SIGKILL)
     except (FileNotFoundError, ProcessLookupError):
-        return
+        return now
+    return now
 
 
 def _free_port() -> int:
