@@ -300,6 +300,15 @@ class AttemptStatus(StatusModel):
     evidence: tuple[Evidence, ...] = ()
     ending_since: float | None = None
     finished_members: tuple[str, ...] = ()  # workers that reported the attempt's end
+    outcomes: dict[str, str] = Field(default_factory=dict)  # how, by worker (events.OUTCOMES)
+    rank0_returned_at: float | None = None  # rank 0 returned 0
+    last_progress_at: float | None = None  # newest report of a rank
+    doomed: tuple[str, ...] = ()  # members whose agent got a SIGTERM
+    silent_since: dict[str, float] = Field(default_factory=dict)  # members never heard by this operator
+    processes: int = 0  # ranks per worker, as applied
+    settings_digest: str = ""  # limits and save settings, as applied
+    settings_at: float | None = None  # when they were last pushed live
+    grow_ready_since: float | None = None  # workers for a larger size are ready
 
 
 class Interruption(StatusModel):
@@ -389,5 +398,11 @@ class JobStatus(StatusModel):
     finished_at: float | None = None
     failure_class: Literal["user", "budget", "deadline"] | None = None
     uses_library: bool | None = None
+    template_digest: str = ""  # of the pod template that the newest incarnations have
+    store: str = ""  # root of the checkpoint store, as applied; changes only while suspended
+    resumed_from: str | None = None  # the deliberate resume point that was already used
+    start_failures: int = 0  # workers in a row that failed before they took part in an attempt
+    create_after: float | None = None  # no new worker before this, because of them
+    forced: tuple[str, ...] = ()  # workers whose deletion had to be forced
     replicas: int = 0
     selector: str = ""

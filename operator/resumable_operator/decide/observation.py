@@ -59,6 +59,7 @@ class Worker:
     message: str = ""
     disruption: Disruption | None = None
     schedulable_since: float | None = None
+    deleting_since: float | None = None  # when its deletion was asked for, if the cluster knows
 
 
 @dataclass(frozen=True)
