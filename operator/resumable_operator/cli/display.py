@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from resumable_operator.cli.units import percent
 from resumable_operator.decide.goodput import goodput
 from resumable_operator.decide.ledger import milliseconds
 from resumable_operator.model import JobStatus
@@ -45,7 +46,7 @@ def row(status: JobStatus, now: float) -> Row:
         "loss": status.loss,
         "checkpoint": status.checkpoint.name if status.checkpoint else None,
         "phase": status.phase,
-        "reason": status.reason,
+        "reason": status.reason.partition("\n")[0],
         "goodput": goodput(status.ledger, milliseconds(now)).goodput if started else None,
     }
 
@@ -62,11 +63,6 @@ def cells(row: Row) -> dict[str, str]:
         "phase": row["phase"],
         "goodput": percent(row["goodput"]),
     }
-
-
-def percent(ratio: float | None) -> str:
-    """``83.1 %``; ``-`` when there is nothing to divide by."""
-    return "-" if ratio is None else f"{ratio * 100:.1f} %"
 
 
 def ended(row: Row, status: JobStatus) -> Row:

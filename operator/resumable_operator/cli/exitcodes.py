@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from resumable_operator.errors import ResumableError, SpecError, UserError
-from resumable_operator.model import JobStatus
+
+if TYPE_CHECKING:  # pydantic is slow to import and `rtj --help` needs none of it
+    from resumable_operator.model import JobStatus
 
 SUCCESS = 0
 USAGE = 2

@@ -70,8 +70,8 @@ def fold_progress(ledger: LedgerStatus, report: ProgressReport, attempt: int, at
     """Credit what rank 0 did since the last fold to the time between then and ``at``.
 
     Args:
-        report: rank 0's totals; with ``uses_library`` False (known, not merely "not yet connected") its time
-            is ``running_opaque``.
+        report: rank 0's totals; with ``uses_library`` False its time is ``running_opaque``, unless ranks of
+            this job have reported phases before: then it has only not connected yet.
         attempt: the attempt it belongs to. Reports of an older one, or of one that is over, change nothing.
         at: the report's ``settled_ms`` on the operator's clock.
     """
@@ -80,7 +80,7 @@ def fold_progress(ledger: LedgerStatus, report: ProgressReport, attempt: int, at
     if attempt > ledger.attempt:
         ledger = ledger.model_copy(update={"attempt": attempt, "folded": {}, "folded_rework_steps": 0})
     if not report.uses_library:
-        return enter(ledger, RUNNING_OPAQUE, at)
+        return ledger if _ever_spoke(ledger) else enter(ledger, RUNNING_OPAQUE, at)
     fresh = _fresh(ledger.folded, report.phase_ms)
     interval = max(0, at - ledger.settled_at)
     credits = _named(_fit(fresh, interval), ledger.control_phase)
@@ -109,6 +109,10 @@ def _is_over(ledger: LedgerStatus, attempt: int) -> bool:
     if attempt == ledger.attempt:
         return ledger.open_phase not in _REPORTING
     return attempt < ledger.attempt
+
+
+def _ever_spoke(ledger: LedgerStatus) -> bool:
+    return any(ledger.phases.get(phase) for phase in _EARLIEST_FIRST)
 
 
 def _credit(ledger: LedgerStatus, credits: dict[str, int]) -> LedgerStatus:

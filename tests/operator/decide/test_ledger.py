@@ -167,6 +167,14 @@ def test_a_script_without_the_library_is_running_opaque() -> None:
     assert ledger.phases["detecting"] == 700
 
 
+def test_a_rank_that_is_slow_to_connect_is_not_opaque() -> None:
+    """A job whose ranks have reported phases before uses the library: its next start is still recovery."""
+    ledger = declare_failure(running(setup=100, warmup=100), 200)
+    ledger = fold_progress(ledger, report(uses_library=False, setup=6000), 2, 6200)
+    ledger = fold_progress(ledger, report(setup=8000, warmup=500), 2, 8700)
+    assert ledger.phases == {"starting": 100, "warmup": 600, "recovering": 8000}
+
+
 def test_a_clock_that_steps_backwards_is_ignored() -> None:
     """After an operator restart with an older wall clock nothing is uncounted."""
     ledger = enter(enter(open_ledger(1000), "starting", 2000), "recovering", 500)

@@ -1,0 +1,90 @@
+"""The ``rtj`` command: a group whose sub-commands are imported only when they are called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from resumable_operator.cli import exitcodes
+from resumable_operator.errors import ResumableError
+
+
+@dataclass(frozen=True)
+class Lazy:
+    """Where a sub-command is, and its one line of help for the list."""
+
+    module: str
+    attribute: str
+    summary: str
+
+
+_CLI = "resumable_operator.cli"
+COMMANDS = {
+    "run": Lazy(f"{_CLI}.run", "run_command", "Train on this machine through failures; continue a run."),
+    "status": Lazy(f"{_CLI}.status", "status_command", "Show what a run is doing and why."),
+    "logs": Lazy(f"{_CLI}.logs", "logs_command", "Show the output of a run's ranks."),
+    "report": Lazy(f"{_CLI}.report", "report_command", "Say where every second went and what failures cost."),
+    "checkpoints": Lazy(f"{_CLI}.checkpoints", "checkpoints_command", "List and verify checkpoints."),
+    "fault": Lazy(f"{_CLI}.fault", "fault_command", "Break a running job on purpose."),
+    "demo": Lazy(
+        f"{_CLI}.demo", "demo_command", "See it survive failures on this machine, and check itself."
+    ),
+}
+
+
+class LazyGroup(click.Group):
+    """Lists ``COMMANDS`` without importing them, and turns our errors into messages and exit codes."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        command: click.Command = getattr(importlib.import_module(entry.module), entry.attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code), meaning) for code, meaning in exitcodes.MEANING.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ResumableError as error:
+            click.echo(f"Error: {error}", err=True)
+            ctx.exit(exitcodes.for_error(error))
+
+
+@click.group(
+    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(package_name="resumable-training", prog_name="rtj")
+def cli() -> None:
+    """Train PyTorch jobs through failures: elastic, resumed from verified checkpoints, with their goodput.
+
+    `rtj COMMAND --help` tells more about each command.
+    """
+
+
+def main() -> None:
+    """Entry point. A bug of ours prints its traceback and exits with the code of an internal error."""
+    try:
+        cli.main(prog_name="rtj")
+    except Exception:  # noqa: BLE001  the outermost frame: everything unforeseen ends here
+        traceback.print_exc()
+        sys.exit(exitcodes.INTERNAL)
+
+
+if __name__ == "__main__":
+    main()

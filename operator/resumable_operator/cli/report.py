@@ -1,0 +1,181 @@
+"""``rtj report``: where every second went and what each interruption cost."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from resumable_operator.cli.output import make_console
+from resumable_operator.cli.report_model import (
+    CheckpointNumbers,
+    Ending,
+    IntervalAdvice,
+    Report,
+    build_report,
+)
+from resumable_operator.cli.rundir import RunDir, moment
+from resumable_operator.cli.units import byte_size, duration, percent
+from resumable_operator.errors import UserError
+
+
+@click.command("report")
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+def report_command(run: Path, as_json: bool) -> None:
+    """Say where every second of RUN went and what each interruption cost.
+
+    RUN is a run directory (`rtj run --dir RUN`); it may be running, ended or abandoned. The report holds the
+    interruptions and what was seen of each, seconds by phase (they sum to the job's age), goodput and its two
+    factors, the checkpoints and their cost, and what the save interval should have been.
+    """
+    report = load_report(RunDir(run), time.time())
+    if as_json:
+        click.echo(json.dumps(report.plain(), indent=2))
+    else:
+        render(report, make_console())
+
+
+def load_report(run: RunDir, now: float) -> Report:
+    """Build the report of a run directory at ``now`` (seconds since the epoch).
+
+    Raises:
+        UserError: the run has no status yet.
+    """
+    status = run.status()
+    if status is None:
+        raise UserError(f"{run.path} has no status yet: its `rtj run` has only just begun")
+    return build_report(run.job(), status, run.history(), moment(status, run.owner() is not None, now))
+
+
+def render(report: Report, console: Console) -> None:
+    """Print the report for people."""
+    _title(report, console)
+    _endings(report, console)
+    _phases(report, console)
+    _checkpoints(report.checkpoints, console)
+    _interval(report.interval, console)
+    if report.damaged_lines:
+        console.print(f"{report.damaged_lines} damaged lines of history.jsonl were skipped.", style="yellow")
+
+
+def _title(report: Report, console: Console) -> None:
+    line = Text.assemble((report.name, "bold"), f"  {report.phase}")
+    console.print(line + Text(f": {report.reason}" if report.reason else ""))
+    rework = f", {report.rework_steps} steps done again" if report.rework_steps else ""
+    console.print(
+        f"step {report.step} (furthest {report.high_water_step}{rework}), attempts {report.attempts}"
+    )
+    numbers = report.goodput
+    console.print(
+        f"goodput {percent(numbers.goodput)} = scheduling {percent(numbers.scheduling)}"
+        f" x runtime {percent(numbers.runtime)}",
+        style="bold",
+    )
+
+
+def _endings(report: Report, console: Console) -> None:
+    if not report.endings:
+        console.print("\nInterruptions: none")
+        return
+    table = Table(
+        title="Interruptions and planned endings", title_justify="left", box=box.SIMPLE, pad_edge=False
+    )
+    for name in ("#", "at", "attempt", "cause", "detected after", "recovered after", "steps redone", "size"):
+        table.add_column(name, justify="left" if name == "cause" else "right")
+    for number, item in enumerate(report.endings, 1):
+        table.add_row(*_ending_cells(number, item))
+    console.print()
+    console.print(table)
+    if report.endings_not_shown:
+        console.print(f"({report.endings_not_shown} older ones are counted but no longer kept one by one)")
+    for number, item in enumerate(report.endings, 1):
+        _evidence(number, item, console)
+
+
+def _ending_cells(number: int, item: Ending) -> tuple[str, ...]:
+    after = "-" if item.size_after is None else str(item.size_after)
+    return (
+        str(number),
+        duration(item.at_seconds),
+        str(item.attempt),
+        item.cause + (" (planned)" if item.planned else ""),
+        duration(item.detect_seconds),
+        duration(item.recover_seconds),
+        str(item.rework_steps),
+        f"{item.size_before} > {after}",
+    )
+
+
+def _evidence(number: int, item: Ending, console: Console) -> None:
+    who = " ".join(part for part in (item.worker, _rank(item)) if part)
+    console.print(Text(f"#{number} {item.cause}: {who + ': ' if who else ''}{item.evidence}"))
+    for line in item.tail:
+        console.print(Text(f"   | {line}", style="dim"))
+
+
+def _rank(item: Ending) -> str:
+    return "" if item.rank is None else f"rank {item.rank}"
+
+
+def _phases(report: Report, console: Console) -> None:
+    table = Table(
+        title="Seconds by phase", title_justify="left", box=box.SIMPLE, pad_edge=False, show_footer=True
+    )
+    age = report.goodput.age_seconds
+    table.add_column("phase", footer="age")
+    table.add_column("seconds", justify="right", footer=f"{age:.3f}")
+    table.add_column("share", justify="right", footer=percent(1.0 if age else None))
+    for item in report.phases:
+        table.add_row(item.phase, f"{item.seconds:.3f}", percent(item.share))
+    console.print()
+    console.print(table)
+
+
+def _checkpoints(numbers: CheckpointNumbers, console: Console) -> None:
+    failed = f", {numbers.failed} failed" if numbers.failed else ""
+    console.print(f"Checkpoints: {numbers.made} made{failed}; newest {numbers.newest or 'none'}")
+    if numbers.made:
+        console.print(
+            f"  newest {byte_size(numbers.newest_bytes)}, all {byte_size(numbers.total_bytes)};"
+            f" one stops training for {duration(numbers.blocking_seconds)}"
+            f" and is durable after {duration(numbers.durable_seconds)};"
+            f" together they cost {duration(numbers.blocking_total_seconds)}"
+        )
+    for item in numbers.fallbacks:
+        console.print(
+            Text(f"  attempt {item.attempt} did not use {item.checkpoint}: {item.why}", style="yellow")
+        )
+
+
+def _interval(advice: IntervalAdvice | None, console: Console) -> None:
+    if advice is None:
+        console.print("Save interval: no save was measured, so nothing can be recommended")
+        return
+    best = _interval_text(
+        advice.recommended_seconds, advice.recommended_steps, advice.expected_goodput_recommended
+    )
+    console.print(f"Save interval: should have been {best} (Daly)")
+    if advice.used_seconds is not None:
+        used = _interval_text(advice.used_seconds, advice.used_steps, advice.expected_goodput_used)
+        console.print(f"  was {used}")
+    often = (
+        f"an interruption every {duration(advice.mtbf_seconds)} ({advice.interruptions} seen)"
+        if advice.interruptions
+        else f"no interruption in {duration(advice.mtbf_seconds)}, taken as one"
+    )
+    console.print(
+        f"  from {often}, {duration(advice.blocking_seconds)} for a save,"
+        f" {duration(advice.restart_seconds)} for a restart"
+    )
+
+
+def _interval_text(seconds: float, steps: int | None, expected: float | None) -> str:
+    in_steps = f" or {steps} steps" if steps else ""
+    return f"{duration(seconds)}{in_steps}: expected runtime goodput {percent(expected)}"

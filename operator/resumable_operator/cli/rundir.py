@@ -1,0 +1,229 @@
+"""Reads a run directory: what ``rtj run`` and its workers leave in files. Never writes.
+
+Everything here may be read while the run goes on, after it was killed, or after a disk was full: half-written
+lines are skipped and counted, missing files are told apart from wrong directories.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pydantic import ValidationError
+
+from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.cluster.local_files import RunFiles, is_live
+from resumable_operator.model import JobSpec, JobStatus, parse_spec
+
+T = TypeVar("T")
+_ATTEMPT = re.compile(r"attempt-(\d+)")
+_RANK = re.compile(r"rank-(\d+)\.log")
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """``job.json``."""
+
+    namespace: str
+    name: str
+    uid: str
+    created: float
+    spec: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class HistoryEvent:
+    """A line of ``history.jsonl``: an agent's event at ``at`` seconds on the operator's clock."""
+
+    at: float
+    worker: str
+    kind: str
+    attempt: int
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A line of ``events.jsonl``: something that people were told."""
+
+    at: float
+    kind: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Lines(Generic[T]):
+    """What a file of JSON lines holds, and how many of its lines could not be read."""
+
+    items: tuple[T, ...]
+    damaged: int = 0
+
+
+class RunDir:
+    """One run directory.
+
+    Raises:
+        UsageProblem: ``path`` is not a run directory; the message says what is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.files = RunFiles(path)
+        if not path.is_dir():
+            raise UsageProblem(f"{path}: no such directory; give the run directory (rtj run --dir)")
+        if not is_run(path):
+            raise UsageProblem(f"{path} is not a run directory: it has no job.json{_nearby(path)}")
+
+    def job(self) -> JobFile:
+        """The job as it was submitted."""
+        plain = _read_json(self.files.job)
+        try:
+            return JobFile(
+                namespace=str(plain["namespace"]),
+                name=str(plain["name"]),
+                uid=str(plain["uid"]),
+                created=float(plain.get("created", 0.0)),
+                spec=dict(plain["spec"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageProblem(f"{self.files.job} is not a job of rtj: {error!r}") from error
+
+    def spec(self) -> JobSpec:
+        """The validated spec."""
+        return parse_spec(self.job().spec)
+
+    def status(self) -> JobStatus | None:
+        """The newest status written; None while there is none."""
+        path = self.files.status
+        if not path.exists():
+            return None
+        try:
+            return JobStatus.model_validate(_read_json(path)["status"])
+        except (KeyError, TypeError, ValidationError) as error:
+            raise UsageProblem(f"{path} does not hold a status: {error}") from error
+
+    def history(self) -> Lines[HistoryEvent]:
+        """All agent events that were folded, oldest first."""
+        return _lines(self.files.history, _history_event)
+
+    def notices(self) -> Lines[Notice]:
+        """All that people were told, oldest first."""
+        return _lines(self.files.events, _notice)
+
+    def owner(self) -> int | None:
+        """Process id of the ``rtj run`` that holds this directory now; None when nobody does."""
+        try:
+            pid, inode = int(self.files.lock.read_text().split()[0]), self.files.lock.stat().st_ino
+        except (OSError, ValueError, IndexError):
+            return None
+        return pid if self._is_held(pid, inode) else None
+
+    def checkpoints(self) -> Path:
+        """Root of this run's checkpoint store."""
+        storage = self.spec().checkpoint.directory
+        return Path(storage.path) if storage else self.files.checkpoints
+
+    def attempts(self) -> tuple[int, ...]:
+        """Attempts that left logs, ascending."""
+        return _numbers(self.files.logs, _ATTEMPT)
+
+    def ranks(self, attempt: int) -> tuple[int, ...]:
+        """Ranks of an attempt that left logs, ascending."""
+        return _numbers(self.log(attempt, 0).parent, _RANK)
+
+    def log(self, attempt: int, rank: int) -> Path:
+        """Raw output of one rank; it need not exist."""
+        return self.files.logs / f"attempt-{attempt:05d}" / f"rank-{rank:05d}.log"
+
+    def _is_held(self, pid: int, inode: int) -> bool:
+        """Whether ``pid`` holds a flock on that inode.
+
+        Asked of the kernel's table: trying the lock, even for an instant, could fail a starting `rtj run`.
+        """
+        try:
+            held = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        except OSError:
+            return is_live(self.files)
+        return any(
+            words[1] == "FLOCK" and words[4] == str(pid) and words[5].endswith(f":{inode}")
+            for words in held
+            if len(words) >= 6
+        )
+
+
+def is_run(path: Path) -> bool:
+    """Whether ``path`` looks like a run directory."""
+    return (path / "job.json").is_file()
+
+
+def moment(status: JobStatus, owned: bool, now: float) -> float:
+    """The time, in seconds, up to which ``status`` speaks.
+
+    A finished job's clock has stopped; so has that of a run that nobody goes on with, at its last word.
+    """
+    if status.finished_at is not None:
+        return status.finished_at
+    return now if owned else status.ledger.settled_at / 1000
+
+
+def _nearby(path: Path) -> str:
+    runs = sorted(found.parent for found in path.glob("*/job.json"))
+    if not runs:
+        return "; `rtj run --dir RUN ...` makes one"
+    return "; did you mean " + " or ".join(str(run) for run in runs[:3]) + "?"
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise UsageProblem(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageProblem(f"{path} is damaged: {error}") from error
+
+
+def _lines(path: Path, build: Callable[[Any], T]) -> Lines[T]:
+    items: list[T] = []
+    damaged = 0
+    for line in _raw_lines(path):
+        try:
+            items.append(build(json.loads(line)))
+        except (ValueError, KeyError, TypeError):  # a line that a full disk or a kill cut off
+            damaged += 1
+    return Lines(tuple(items), damaged)
+
+
+def _raw_lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            yield from (line for line in file if line.strip())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageProblem(f"cannot read {path}: {error.strerror}") from error
+
+
+def _history_event(plain: Any) -> HistoryEvent:
+    return HistoryEvent(
+        float(plain["at"]),
+        str(plain["worker"]),
+        str(plain["kind"]),
+        int(plain["attempt"]),
+        dict(plain["data"]),
+    )
+
+
+def _notice(plain: Any) -> Notice:
+    return Notice(float(plain["at"]), str(plain["kind"]), str(plain["reason"]), str(plain["message"]))
+
+
+def _numbers(directory: Path, pattern: re.Pattern[str]) -> tuple[int, ...]:
+    if not directory.is_dir():
+        return ()
+    found = (pattern.fullmatch(entry.name) for entry in directory.iterdir())
+    return tuple(sorted(int(match[1]) for match in found if match))

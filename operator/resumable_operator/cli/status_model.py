@@ -1,0 +1,76 @@
+"""What ``rtj status`` says about a job. Pure; rendering is in ``status.py``."""
+
+from __future__ import annotations
+
+from resumable_operator.cli.report_model import (
+    Ending,
+    GoodputNumbers,
+    PhaseShare,
+    ending,
+    goodput_numbers,
+    phase_shares,
+)
+from resumable_operator.cli.rundir import JobFile
+from resumable_operator.model import Budget, JobSpec, JobStatus, Model
+
+
+class BudgetLeft(Model):
+    """Endings of one class that the job may still have, of how many."""
+
+    name: str
+    left: int
+    limit: int
+
+
+class StatusView(Model):
+    namespace: str
+    name: str
+    uid: str
+    at: float  # seconds since the epoch; what the rest holds for
+    owner: int | None  # process id of the `rtj run` that runs it
+    wanted_size: int
+    allowed_sizes: tuple[int, ...]
+    goodput: GoodputNumbers
+    phases: tuple[PhaseShare, ...]
+    budgets_left: tuple[BudgetLeft, ...]
+    last_interruption: Ending | None
+    status: JobStatus
+
+
+def build_view(job: JobFile, spec: JobSpec, status: JobStatus, owner: int | None, now: float) -> StatusView:
+    """The view of a job at ``now`` (seconds on the operator's clock)."""
+    last = status.last_interruption
+    return StatusView(
+        namespace=job.namespace,
+        name=job.name,
+        uid=job.uid,
+        at=now,
+        owner=owner,
+        wanted_size=spec.workers.replicas,
+        allowed_sizes=spec.workers.allowed_sizes(),
+        goodput=goodput_numbers(status, now),
+        phases=phase_shares(status, now),
+        budgets_left=budgets_left(spec, status, now),
+        last_interruption=ending(last, status) if last else None,
+        status=status,
+    )
+
+
+def budgets_left(spec: JobSpec, status: JobStatus, now: float) -> tuple[BudgetLeft, ...]:
+    """What each budget still allows: endings charged longer ago than its window no longer count."""
+    limits, spent = spec.recovery.budgets, status.budgets
+    return (
+        _left("user error", limits.user_error, spent.user_error, now),
+        _left("infrastructure", limits.infrastructure, spent.infrastructure, now),
+        _left("preemption", limits.preemption, spent.preemption, now),
+        BudgetLeft(
+            name="without progress",
+            left=max(0, limits.without_progress - spent.without_progress),
+            limit=limits.without_progress,
+        ),
+    )
+
+
+def _left(name: str, budget: Budget, charged: tuple[float, ...], now: float) -> BudgetLeft:
+    counted = sum(at > now - budget.window_seconds for at in charged)
+    return BudgetLeft(name=name, left=max(0, budget.limit - counted), limit=budget.limit)
