@@ -1,0 +1,31 @@
+"""The operator's own clock: wall time at its start, advanced by the monotonic clock.
+
+Every time that is decided upon or written to status comes from here, so a step of the wall clock (NTP, a
+suspended laptop) cannot make a wait jump or a ledger run backwards within one operator's life.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Seconds since the epoch, never running backwards."""
+
+    def now(self) -> float: ...
+
+
+class SystemClock:
+    """The clock that runs outside tests."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return self._offset + time.monotonic()
+
+    def at_monotonic(self, seconds: float) -> float:
+        """What this clock showed when CLOCK_MONOTONIC showed ``seconds``."""
+        return self._offset + seconds

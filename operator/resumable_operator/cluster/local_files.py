@@ -1,0 +1,179 @@
+"""The run directory of ``rtj run``: what is where, and how its files survive a writer that is killed.
+
+::
+
+    RUN/job.json status.json events.jsonl history.jsonl faults.jsonl key lock cluster.json
+    RUN/logs/attempt-00001/rank-00000.log    RUN/workers/<worker>/    RUN/checkpoints/    RUN/traces/
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from resumable_operator.errors import FatalError, UserError
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Paths below one run directory."""
+
+    root: Path
+
+    @property
+    def job(self) -> Path:
+        return self.root / "job.json"
+
+    @property
+    def status(self) -> Path:
+        return self.root / "status.json"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
+    def history(self) -> Path:
+        return self.root / "history.jsonl"
+
+    @property
+    def faults(self) -> Path:
+        return self.root / "faults.jsonl"
+
+    @property
+    def key(self) -> Path:
+        return self.root / "key"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def cluster(self) -> Path:
+        return self.root / "cluster.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def workers(self) -> Path:
+        return self.root / "workers"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def traces(self) -> Path:
+        return self.root / "traces"
+
+    def worker(self, name: str) -> Path:
+        return self.workers / name
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace ``path`` in one act: readers and survivors of a crash see the old content or the new."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(value, file, indent=1)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> Any:
+    """Content of ``path``; None when it does not exist.
+
+    Raises:
+        FatalError: it is there but not JSON.
+    """
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise FatalError(f"{path} is damaged ({error}); start over with --fresh") from error
+
+
+def append_lines(path: Path, values: list[dict[str, Any]]) -> None:
+    """Add JSON lines in one write: a reader that follows the file sees whole lines."""
+    text = "".join(json.dumps(value, separators=(",", ":")) + "\n" for value in values)
+    with path.open("a") as file:
+        file.write(text)
+
+
+def load_or_make_key(path: Path) -> bytes:
+    """The key that signs agent calls; made at the first call, readable by the owner only."""
+    if not path.exists():
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+    return bytes.fromhex(path.read_text().split()[0])
+
+
+class RunLock:
+    """One ``rtj run`` at a time owns a run directory; the kernel lets go when its process ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = -1
+
+    def acquire(self) -> None:
+        """Take it.
+
+        Raises:
+            UserError: another process has it; the message says which.
+        """
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        if not _lock_patiently(descriptor):
+            holder = os.read(descriptor, 32).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise UserError(
+                f"{self._path.parent} is in use by another `rtj run` (process {holder}); "
+                "stop that one, or give this one another --dir"
+            )
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _lock_patiently(descriptor: int, tries: int = 10) -> bool:
+    """Take the lock unless it is held for good: ``is_live`` of another process holds it for an instant."""
+    for _ in range(tries):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.02)
+        else:
+            return True
+    return False
+
+
+def is_live(files: RunFiles) -> bool:
+    """Whether an ``rtj run`` owns the directory right now."""
+    try:
+        descriptor = os.open(files.lock, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
