@@ -1,0 +1,270 @@
+"""The operator's loop: look at a job, decide, write down, act. One job at a time, any number of jobs.
+
+``step`` is the whole operator in one function. Nothing here is remembered that could not be forgotten: a new
+``Reconciler`` over the same cluster at any moment goes on where the old one stopped. What it holds in memory
+(when a status was last written, failures for the backoff) only saves work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+
+from resumable_operator.agents import AgentPool
+from resumable_operator.clock import Clock
+from resumable_operator.cluster.port import Cluster
+from resumable_operator.decide.actions import (
+    Action,
+    CreateWorker,
+    DeleteWorker,
+    EmitEvent,
+    Plan,
+    SendAssignment,
+    SendRequest,
+)
+from resumable_operator.decide.observation import Job, Observation, TimedEvent
+from resumable_operator.decide.plan import decide
+from resumable_operator.errors import ConflictError, FatalError, ResumableError
+from resumable_operator.observe import observe
+from resumable_operator.queue import WorkQueue
+from resumable_training.contract.assignment import Assignment
+
+logger = logging.getLogger(__name__)
+
+SHORTEST_WAIT_SECONDS = 0.01  # a wake-up in the past must not become a busy loop
+
+Decide = Callable[[Observation, float], Plan]
+
+
+async def _nothing(_moment: str) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What differs between a cluster and one machine, and the hooks of whoever runs the loop."""
+
+    status_seconds: float = 30.0  # longest time a changed status stays unwritten
+    relist_seconds: float = 30.0
+    jobs_at_once: int = 4
+    actions_at_once: int = 64
+    isolate_jobs: bool = True  # an unexpected error in one job is logged and does not end the loop
+    assignment_env: Callable[[Job], dict[str, str]] = (
+        lambda _job: {}
+    )  # added to every assignment of an attempt
+    on_pass: Callable[[Observation, Plan], None] = lambda _observation, _plan: None
+    on_folded: Callable[[Job, list[TimedEvent]], None] = lambda _job, _events: None  # events now in status
+    moment: Callable[[str], Awaitable[None]] = _nothing  # awaited between any two effects of a pass
+
+
+class Reconciler:
+    """Runs ``observe -> decide -> act`` for every job that something happened to.
+
+    Raises (``run``):
+        FatalError: only a person can mend it. With ``isolate_jobs`` off any unexpected error, too.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        agents: AgentPool,
+        clock: Clock,
+        settings: Settings | None = None,
+        decide: Decide = decide,
+    ) -> None:
+        self.queue = WorkQueue()
+        self._cluster = cluster
+        self._agents = agents
+        self._clock = clock
+        self._settings = settings or Settings()
+        self._decide = decide
+        self._written_at: dict[str, float] = {}
+        self._environments: dict[tuple[str, int], dict[str, str]] = {}
+        agents.subscribe(self.queue.add)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._watch(), name="watch")
+                group.create_task(self._relist(), name="relist")
+                for number in range(self._settings.jobs_at_once):
+                    group.create_task(self._work(), name=f"reconcile {number}")
+        except BaseExceptionGroup as group_error:
+            raise _first_leaf(group_error) from group_error
+        finally:
+            self.queue.close()
+
+    async def step(self, key: str) -> Plan | None:
+        """One pass over one job; None when the job is gone. What it leaves undone, the next pass does."""
+        observation = await observe(self._cluster, self._agents, key)
+        if observation is None:
+            await self._forget(key)
+            return None
+        now = self._clock.now()
+        plan = self._decide(observation, now)
+        self._settings.on_pass(observation, plan)
+        job, unwritten = await self._write(observation.job, plan, now)
+        failures = await self._act(job, plan.actions)
+        self._schedule(key, plan, now, unwritten, failures)
+        return plan
+
+    # ---- where work comes from -----------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                async for change in self._cluster.watch():
+                    self.queue.add(change.job_key)
+                logger.info("the watch ended; watching again")
+            except ResumableError as error:
+                _raise_if_fatal(error)
+                logger.warning("the watch broke: %s", error)
+            await asyncio.sleep(1.0)
+
+    async def _relist(self) -> None:
+        while True:
+            try:
+                for job in await self._cluster.jobs():
+                    self.queue.add(job.key)
+            except ResumableError as error:
+                _raise_if_fatal(error)
+                logger.warning("jobs could not be listed: %s", error)
+            await asyncio.sleep(self._settings.relist_seconds)
+
+    async def _work(self) -> None:
+        while True:
+            key = await self.queue.get()
+            try:
+                await self._attempt_step(key)
+            finally:
+                self.queue.done(key)
+
+    async def _attempt_step(self, key: str) -> None:
+        try:
+            await self.step(key)
+        except ConflictError as error:
+            logger.info("%s: %s", key, error)
+            self.queue.add_failed(key)
+        except ResumableError as error:
+            _raise_if_fatal(error)
+            logger.warning("%s: %s", key, error)
+            self.queue.add_failed(key)
+        except Exception:  # one job's trouble must not become every job's
+            if not self._settings.isolate_jobs:
+                raise
+            logger.exception("%s: unexpected error in a pass", key)
+            self.queue.add_failed(key)
+
+    # ---- what a pass does ----------------------------------------------------------------------------
+
+    async def _write(self, job: Job, plan: Plan, now: float) -> tuple[Job, bool]:
+        """Store the status when something is reserved or worth telling, else now and then.
+
+        Returns the job as stored, and whether changes are left for a later write.
+        """
+        changed = plan.status != job.status
+        if not changed or not (plan.must_write or now >= self._write_due(job.key)):
+            return job, changed
+        await self._settings.moment("write")
+        stored = await self._cluster.write_status(job, plan.status)
+        self._written_at[job.key] = now
+        folded = self._agents.consume(job.key, plan.status.cursors)
+        if folded:
+            self._settings.on_folded(stored, folded)
+        await self._settings.moment("written")
+        return stored, False
+
+    async def _act(self, job: Job, actions: Iterable[Action]) -> int:
+        """Do all actions, those about one worker in their order; returns how many failed."""
+        gate = asyncio.Semaphore(self._settings.actions_at_once)
+        rows: dict[str, list[Action]] = {}
+        for action in actions:
+            rows.setdefault(_about(action), []).append(action)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._act_in_order(job, row, gate)) for row in rows.values()]
+        return sum(task.result() for task in tasks)
+
+    async def _act_in_order(self, job: Job, actions: list[Action], gate: asyncio.Semaphore) -> int:
+        for number, action in enumerate(actions):
+            async with gate:
+                await self._settings.moment(type(action).__name__)
+                try:
+                    await self._do(job, action)
+                except ResumableError as error:
+                    _raise_if_fatal(error)
+                    logger.warning("%s: %s failed: %s", job.key, type(action).__name__, error)
+                    return len(actions) - number
+        return 0
+
+    async def _do(self, job: Job, action: Action) -> None:
+        match action:
+            case CreateWorker():
+                await self._cluster.create_worker(job, action.name, action.place, action.incarnation)
+            case DeleteWorker():
+                logger.info("%s: deleting %s: %s", job.key, action.name, action.reason)
+                await self._cluster.delete_worker(job, action.name, action.grace_seconds)
+            case SendAssignment():
+                await self._agents.assign(job.key, self._with_environment(job, action))
+            case SendRequest():
+                await self._agents.request(job.key, action.worker, action.request)
+            case EmitEvent():
+                await self._cluster.emit_event(job, action.kind, action.reason, action.message)
+
+    def _with_environment(self, job: Job, action: SendAssignment) -> Assignment:
+        """The assignment with the extra variables, the same for every worker of an attempt."""
+        attempt = (job.key, action.assignment.attempt)
+        if attempt not in self._environments:
+            self._environments = {
+                known: env for known, env in self._environments.items() if known[0] != job.key
+            }
+            self._environments[attempt] = self._settings.assignment_env(job)
+        return replace(action.assignment, env={**action.assignment.env, **self._environments[attempt]})
+
+    def _schedule(self, key: str, plan: Plan, now: float, unwritten: bool, failures: int) -> None:
+        if plan.wake_at is not None:
+            self.queue.add_after(key, max(SHORTEST_WAIT_SECONDS, plan.wake_at - now))
+        if unwritten:
+            self.queue.add_after(key, max(SHORTEST_WAIT_SECONDS, self._write_due(key) - now))
+        if failures:
+            self.queue.add_failed(key)
+        else:
+            self.queue.succeeded(key)
+
+    def _write_due(self, key: str) -> float:
+        return self._written_at.get(key, float("-inf")) + self._settings.status_seconds
+
+    async def _forget(self, key: str) -> None:
+        await self._agents.forget(key)
+        self.queue.forget(key)
+        self._written_at.pop(key, None)
+        self._drop_environments(key)
+
+    def _drop_environments(self, key: str) -> None:
+        self._environments = {known: env for known, env in self._environments.items() if known[0] != key}
+
+
+def _about(action: Action) -> str:
+    """The worker that an action is about; events are a row of their own."""
+    match action:
+        case CreateWorker() | DeleteWorker():
+            return action.name
+        case SendAssignment():
+            return action.assignment.worker
+        case SendRequest():
+            return action.worker
+        case EmitEvent():
+            return ""
+
+
+def _first_leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _raise_if_fatal(error: ResumableError) -> None:
+    if isinstance(error, FatalError):
+        raise error
