@@ -24,6 +24,8 @@ from resumable_operator.cli.rundir import RunDir, moment
 from resumable_operator.cli.units import byte_size, duration, percent
 from resumable_operator.errors import UserError
 
+TABLE_WIDTH = 80  # below it the interruptions are told in lines
+
 
 @click.command("report")
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
@@ -84,6 +86,19 @@ def _endings(report: Report, console: Console) -> None:
     if not report.endings:
         console.print("\nInterruptions: none")
         return
+    console.print()
+    if console.width < TABLE_WIDTH:
+        for number, item in enumerate(report.endings, 1):
+            console.print(_ending_line(number, item))
+    else:
+        console.print(_ending_table(report))
+    if report.endings_not_shown:
+        console.print(f"({report.endings_not_shown} older ones are counted but no longer kept one by one)")
+    for number, item in enumerate(report.endings, 1):
+        _evidence(number, item, console)
+
+
+def _ending_table(report: Report) -> Table:
     table = Table(
         title="Interruptions and planned endings", title_justify="left", box=box.SIMPLE, pad_edge=False
     )
@@ -91,12 +106,16 @@ def _endings(report: Report, console: Console) -> None:
         table.add_column(name, justify="left" if name == "cause" else "right")
     for number, item in enumerate(report.endings, 1):
         table.add_row(*_ending_cells(number, item))
-    console.print()
-    console.print(table)
-    if report.endings_not_shown:
-        console.print(f"({report.endings_not_shown} older ones are counted but no longer kept one by one)")
-    for number, item in enumerate(report.endings, 1):
-        _evidence(number, item, console)
+    return table
+
+
+def _ending_line(number: int, item: Ending) -> str:
+    """The same on a terminal too narrow for the table."""
+    _, at, attempt, cause, detected, recovered, redone, size = _ending_cells(number, item)
+    return (
+        f"#{number} at {at}, attempt {attempt}: {cause}; detected after {detected},"
+        f" recovered after {recovered}, steps redone {redone}, size {size}"
+    )
 
 
 def _ending_cells(number: int, item: Ending) -> tuple[str, ...]:

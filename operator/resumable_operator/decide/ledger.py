@@ -75,12 +75,12 @@ def fold_progress(ledger: LedgerStatus, report: ProgressReport, attempt: int, at
         attempt: the attempt it belongs to. Reports of an older one, or of one that is over, change nothing.
         at: the report's ``settled_ms`` on the operator's clock.
     """
-    if _is_over(ledger, attempt):
+    if _is_over(ledger, attempt) or (not report.uses_library and _ever_spoke(ledger)):
         return ledger
     if attempt > ledger.attempt:
         ledger = ledger.model_copy(update={"attempt": attempt, "folded": {}, "folded_rework_steps": 0})
     if not report.uses_library:
-        return ledger if _ever_spoke(ledger) else enter(ledger, RUNNING_OPAQUE, at)
+        return enter(ledger, RUNNING_OPAQUE, at)
     fresh = _fresh(ledger.folded, report.phase_ms)
     interval = max(0, at - ledger.settled_at)
     credits = _named(_fit(fresh, interval), ledger.control_phase)
