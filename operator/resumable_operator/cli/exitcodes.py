@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # pydantic is slow to import and `rtj --help` needs none of i
     from resumable_operator.model import JobStatus
 
 SUCCESS = 0
+CHECK_FAILED = 1
 USAGE = 2
 USER_ERROR = 3
 BUDGET = 4
@@ -19,6 +20,7 @@ INTERRUPTED = 130  # as shells do: 128 + SIGINT
 
 MEANING = {
     SUCCESS: "success",
+    CHECK_FAILED: "a check did not hold: demo, checkpoints verify",
     USAGE: "usage error: the command line or the job's spec is wrong",
     USER_ERROR: "the job failed for an error of its own: its script, its model or its data",
     BUDGET: "the job ran out of a budget: too many failures, or its deadline",

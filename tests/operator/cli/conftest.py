@@ -1,0 +1,184 @@
+"""Synthetic run directories: what `rtj run` leaves behind, without running anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from resumable_operator.cli.main import cli
+from resumable_operator.model import (
+    AttemptStatus,
+    BudgetStatus,
+    CheckpointStatus,
+    Condition,
+    Interruption,
+    JobStatus,
+    LedgerStatus,
+)
+
+BEGIN = 1_700_000_000.0  # seconds since the epoch
+SPEC = {
+    "workers": {"replicas": 3, "min": 1, "max": 4},
+    "template": {"spec": {"containers": [{"name": "worker", "command": ["python", "train.py"]}]}},
+}
+LOST = Interruption(
+    attempt=1,
+    cause="node_lost",
+    worker="train-1-1",
+    rank=1,
+    code=-9,
+    message="worker train-1-1 is gone",
+    tail=("step 24 loss 2.9", "Traceback [not markup]"),
+    at=BEGIN + 40.4,
+    detect_seconds=0.4,
+    recover_seconds=5.6,
+    rework_steps=4,
+    rework_seconds=1.5,
+    size_before=3,
+    size_after=2,
+)
+GREW = Interruption(
+    attempt=2,
+    cause="scale",
+    planned=True,
+    message="grow from 2 to 3",
+    at=BEGIN + 70,
+    recover_seconds=4.0,
+    size_before=2,
+    size_after=3,
+)
+LEDGER = LedgerStatus(
+    started_at=round(BEGIN * 1000),
+    settled_at=round(BEGIN * 1000) + 100_000,
+    open_phase="unaccounted",
+    phases={"queued": 1000, "starting": 9000, "productive": 80_000, "detecting": 400, "recovering": 9600},
+    attempt=3,
+    rework_steps=4,
+)
+STATUS = JobStatus(
+    phase="Running",
+    reason="all 3 workers train",
+    conditions=(Condition(type="Valid", status="True", reason="Accepted"),),
+    attempt=AttemptStatus(number=3, state="running", world_size=3),
+    size=3,
+    step=200,
+    samples=3200,
+    high_water_step=200,
+    high_water_samples=3200,
+    loss=2.34567,
+    step_seconds=0.4,
+    checkpoint=CheckpointStatus(
+        name="step-00000190.3",
+        step=190,
+        samples=3040,
+        at=BEGIN + 95,
+        bytes=12_500_000,
+        blocking_ms=120,
+        durable_ms=200,
+    ),
+    budgets=BudgetStatus(infrastructure=(BEGIN + 40.4, BEGIN - 90_000), without_progress=1),
+    interruptions=(LOST, GREW),
+    interruption_counts={"node_lost": 1, "scale": 1},
+    last_interruption=LOST,
+    ledger=LEDGER,
+    started_at=BEGIN,
+)
+
+
+def save(step: int, at: float, attempt: int, **data: Any) -> dict[str, Any]:
+    """A line of history: a completed save, `at` seconds after the beginning."""
+    told = {"step": step, "checkpoint": f"step-{step:08d}.{attempt}", "bytes": 12_500_000}
+    return {
+        "at": BEGIN + at,
+        "worker": "train-0-1",
+        "kind": "checkpoint",
+        "attempt": attempt,
+        "data": {**told, "blocking_ms": 100, "durable_ms": 200, **data},
+    }
+
+
+HISTORY = [
+    save(10, 15, 1),
+    save(20, 20.1, 1),
+    save(20, 20.1, 1),  # replayed
+    {
+        "at": BEGIN + 45,
+        "worker": "train-0-1",
+        "kind": "restored",
+        "attempt": 2,
+        "data": {
+            "step": 20,
+            "fallback": [{"checkpoint": "step-00000024.1", "why": "hash of __0_0.distcp differs"}],
+        },
+    },
+    {
+        "at": BEGIN + 50,
+        "worker": "train-0-1",
+        "kind": "checkpoint_failed",
+        "attempt": 2,
+        "data": {"step": 30, "message": "No space left on device"},
+    },
+    save(190, 95, 3, blocking_ms=120),
+]
+
+
+class Run:
+    """A run directory that a test fills."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True)
+
+    def job(self, spec: Any = SPEC) -> Run:
+        job = {"namespace": "local", "name": "train", "uid": "u-1", "created": BEGIN, "spec": spec}
+        (self.path / "job.json").write_text(json.dumps(job))
+        return self
+
+    def status(self, status: JobStatus = STATUS) -> Run:
+        text = json.dumps({"resourceVersion": 7, "status": status.plain()})
+        (self.path / "status.json").write_text(text)
+        return self
+
+    def history(self, *lines: dict[str, Any] | str) -> Run:
+        texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
+        (self.path / "history.jsonl").write_text("\n".join(texts))
+        return self
+
+    def log(self, attempt: int, rank: int, text: bytes) -> Path:
+        path = self.path / "logs" / f"attempt-{attempt:05d}" / f"rank-{rank:05d}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text)
+        return path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run directory with a job, a status and a history; nobody runs it."""
+    return Run(tmp_path / "run").job().status().history(*HISTORY)
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Run:
+    """An empty directory."""
+    return Run(tmp_path / "bare")
+
+
+Invoke = Callable[..., Result]
+
+
+@pytest.fixture
+def rtj(monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    """Calls `rtj` with these arguments in a terminal-less process; COLUMNS may be given by `columns`."""
+
+    def invoke(*arguments: str | Path, columns: int | None = None) -> Result:
+        monkeypatch.delenv("COLUMNS", raising=False)
+        if columns:
+            monkeypatch.setenv("COLUMNS", str(columns))
+        return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+    return invoke
