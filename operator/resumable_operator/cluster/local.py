@@ -99,8 +99,15 @@ class LocalCluster:
     # ---- the job -------------------------------------------------------------------------------------
 
     def submit(self, name: str, spec: JobSpec) -> Job:
-        """Create the job, or change the spec of the one that is there."""
+        """Create the job, or change the spec of the one that is there.
+
+        Workers that an earlier, killed ``rtj run`` had in an attempt are shown as lost with their machine.
+        """
         job = self.store.submit(name, spec)
+        if job.status.attempt.state != "ended":
+            for member in job.status.attempt.members:
+                if member.worker not in self._workers:
+                    self._show_lost(job, member)
         self._tell(Change(job.key, "job"))
         return job
 
@@ -155,6 +162,7 @@ class LocalCluster:
             self._remove(worker)
             return
         worker.deleting = True
+        worker.deleting_since = worker.deleting_since or self._clock.now()
         self._changed(worker)
         if grace_seconds <= 0:
             await asyncio.to_thread(worker.kill_all)
@@ -327,14 +335,10 @@ class LocalCluster:
             queue.put_nowait(change)
 
     async def _clear_leftovers(self) -> None:
-        """End what an earlier, killed run may have left, and show its workers as lost with their machine."""
+        """End what an earlier, killed run may have left."""
         left = await asyncio.to_thread(kill_leftovers, self.files.workers)
         if left:
             raise FatalError(f"processes {left} of an earlier run in {self.files.root} can't be ended")
-        job = self.store.job()
-        if job is not None and job.status.attempt.state != "ended":
-            for member in job.status.attempt.members:
-                self._show_lost(job, member)
 
     def _show_lost(self, job: Job, member: MemberStatus) -> None:
         worker = self._new_worker(job, member.worker, member.place, member.incarnation)

@@ -20,6 +20,18 @@ from typing import Any
 
 from resumable_operator.errors import FatalError, UserError
 
+JOB_FILES = (
+    "job.json",
+    "status.json",
+    "events.jsonl",
+    "history.jsonl",
+    "faults.jsonl",
+    "logs",
+    "workers",
+    "checkpoints",
+    "traces",
+)
+
 
 @dataclass(frozen=True)
 class RunFiles:
@@ -77,6 +89,23 @@ class RunFiles:
 
     def worker(self, name: str) -> Path:
         return self.workers / name
+
+    def log(self, attempt: int, rank: int) -> Path:
+        """Raw output of one rank; it need not exist."""
+        return self.logs / f"attempt-{attempt:05d}" / f"rank-{rank:05d}.log"
+
+    def set_aside(self) -> Path | None:
+        """Move the job that is here to ``old-<n>`` below; None when there is none. Needs the lock."""
+        if not self.job.exists():
+            return None
+        number = 1 + sum(1 for _ in self.root.glob("old-*"))
+        aside = self.root / f"old-{number}"
+        aside.mkdir()
+        for name in JOB_FILES:
+            if (self.root / name).exists():
+                os.replace(self.root / name, aside / name)
+        self.workers.mkdir()
+        return aside
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -49,6 +49,7 @@ class LocalWorker:
     address: str = ""
     port: int = 0
     deleting: bool = False
+    deleting_since: float | None = None
     exit_code: int | None = None
     reason: str = ""
     message: str = ""
@@ -71,6 +72,7 @@ class LocalWorker:
             agent_port=self.port,
             created_at=self.created_at,
             deleting=self.deleting,
+            deleting_since=self.deleting_since,
             exit_code=self.exit_code,
             reason=self.reason,
             message=self.message,
@@ -93,12 +95,12 @@ class LocalWorker:
             (self.directory / stale).unlink(missing_ok=True)
         path = self.directory / "spec.json"
         write_json(path, to_plain(spec))
-        with (self.directory / "agent.log").open("ab") as log:
+        with (self.directory / "agent.log").open("ab") as log:  # ranks' output has files of its own
             self.process = await asyncio.create_subprocess_exec(
                 *AGENT_COMMAND,
                 env={**os.environ, env.AGENT_SPEC: str(path)},
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
+                stdout=asyncio.subprocess.DEVNULL,
                 stderr=log,
                 start_new_session=True,
                 pass_fds=(lifeline,),

@@ -1,0 +1,255 @@
+"""``rtj run``: train on this machine through failures, and continue a run that was stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.machinery
+import logging
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+from rich.console import Console
+
+from resumable_operator.cli import exitcodes
+from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.cli.output import make_console
+from resumable_operator.cli.run_local import LocalRun, Setting, Stopped
+from resumable_operator.cli.run_options import (
+    Options,
+    Wish,
+    command_of,
+    default_name,
+    from_document,
+    from_options,
+)
+from resumable_operator.cli.units import percent
+from resumable_operator.cluster.local_files import RunFiles
+from resumable_operator.decide.goodput import goodput
+from resumable_operator.errors import UserError
+from resumable_operator.model import Interruption, JobStatus
+
+EXAMPLES = """\b
+Examples:
+  rtj run train.py                                   one worker, one rank
+  rtj run --workers 1:4 train.py -- --lr 3e-4        one to four workers
+  rtj run --workers 2 --processes-per-worker 2 -m my.training
+  rtj run job.yaml                                   the resource you give to Kubernetes
+
+Ctrl-C commits a checkpoint and stops; the same command line continues from there.
+"""
+
+
+@click.command("run", context_settings={"allow_interspersed_args": False}, epilog=EXAMPLES)
+@click.option("--workers", metavar="N | MIN:MAX | MIN:REPLICAS:MAX",
+              help="How many workers: N, or from MIN to MAX as failures allow. Default: 1.")  # fmt: skip
+@click.option("--replicas", type=click.IntRange(min=1), help="Workers wanted within MIN:MAX. Default: MAX.")
+@click.option("--processes-per-worker", metavar="P", help="Ranks in each worker, or 'auto'. Default: 1.")
+@click.option("-m", "--module", help="Run this Python module instead of a script.")
+@click.option("--dir", "directory", type=click.Path(path_type=Path, file_okay=False),
+              help="Run directory: status, logs, checkpoints. Default: runs/<name>.")  # fmt: skip
+@click.option("--name", help="Name of the job. Default: from the script's name.")
+@click.option("--checkpoint-dir", type=click.Path(path_type=Path, file_okay=False),
+              help="Where checkpoints go. Default: <run directory>/checkpoints.")  # fmt: skip
+@click.option("--save-every-steps", type=click.IntRange(min=1), help="Save every so many steps.")
+@click.option("--save-every-seconds", type=click.FloatRange(min=0, min_open=True),
+              help="Save every so many seconds. Default: from measured costs and failures.")  # fmt: skip
+@click.option("--keep", type=click.IntRange(min=2), help="Complete checkpoints to keep. Default: 3.")
+@click.option("--drain-seconds", type=click.FloatRange(min=0), help="Window of a planned end. Default: 60.")
+@click.option("--shrink-after", type=click.FloatRange(min=0),
+              help="Longest wait for a lost worker before going on smaller. Default: 30.")  # fmt: skip
+@click.option("--grow-cooldown", type=click.FloatRange(min=0),
+              help="Shortest time between two growths, in seconds. Default: 300.")  # fmt: skip
+@click.option("--hang-seconds", type=click.FloatRange(min=0),
+              help="No progress this long, outside of known phases, is a hang. Default: 300.")  # fmt: skip
+@click.option(
+    "--trace-samples", is_flag=True, help="Write the sample ids that each rank consumed (for audits)."
+)
+@click.option("--fresh", is_flag=True, help="Start over; an earlier run in the directory is moved aside.")
+@click.option("--quiet", is_flag=True, help="Don't show the output of rank 0.")
+@click.argument("script", required=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run_command(
+    module: str | None,
+    directory: Path | None,
+    name: str | None,
+    checkpoint_dir: Path | None,
+    trace_samples: bool,
+    fresh: bool,
+    quiet: bool,
+    script: str | None,
+    arguments: tuple[str, ...],
+    processes_per_worker: str | None,
+    **shape: Any,
+) -> None:
+    """Run SCRIPT (or -m MODULE, or JOB.yaml) with ARGUMENTS on this machine until it finishes.
+
+    Each worker is a group of processes with an address of its own. When ranks or workers die, the job goes on
+    from its newest checkpoint with the workers that are left. A script needs nothing but torchrun's variables
+    (RANK, WORLD_SIZE, MASTER_ADDR, ...); with `import resumable_training` it gets exact resume.
+    """
+    options = Options(processes_per_worker=_processes(processes_per_worker), **shape)
+    cwd = Path.cwd()
+    name = name or default_name(script, module)
+    root = (directory or Path("runs") / name).absolute()
+    if script is not None and module is None and Path(script).suffix in (".yaml", ".yml"):
+        wish = _read_document(Path(script), options, arguments, name, root, checkpoint_dir)
+    else:
+        _check_program(script, module, cwd)
+        store = (checkpoint_dir or RunFiles(root).checkpoints).absolute()
+        wish = from_options(options, name, command_of(script, module, arguments, cwd), store, cwd)
+    _check_store(wish)
+    wish, gpus = _share_gpus(wish)
+    sys.exit(_run(wish, Setting(root, fresh, quiet, trace_samples, gpus)))
+
+
+def _run(wish: Wish, setting: Setting) -> int:
+    console = make_console()
+    for note in wish.notes:
+        console.print(f"note: {note}")
+    setting.directory.mkdir(parents=True, exist_ok=True)
+    _log_to(setting.directory / "rtj.log")
+    try:
+        status = asyncio.run(_train(wish, setting, console))
+    except Stopped:
+        console.print(f"stopped at once; the same command line continues {setting.directory}")
+        return exitcodes.INTERRUPTED
+    except UserError as error:  # another program's directory, another process's directory
+        raise UsageProblem(str(error)) from error
+    summarize(console, status, setting)
+    return exitcodes.for_status(status)
+
+
+async def _train(wish: Wish, setting: Setting, console: Console) -> JobStatus:
+    return await LocalRun(wish, setting, console).run()
+
+
+def summarize(console: Console, status: JobStatus, setting: Setting) -> None:
+    """What came of it, in a few lines."""
+    lost = ", ".join(f"{count} {cause}" for cause, count in sorted(status.interruption_counts.items()))
+    share = percent(goodput(status.ledger, status.ledger.settled_at).goodput)
+    console.print(
+        f"{_outcome(status)}: step {status.step}, {status.attempt.number} attempts, "
+        f"interruptions: {lost or 'none'}, goodput {share}"
+    )
+    if status.phase == "Failed":
+        console.print(status.reason.splitlines()[0] if status.reason else "failed")
+        for line in failure_tail(status.last_interruption, shown_live=not setting.quiet):
+            console.print(line)
+    if status.phase == "Suspended":
+        point = f"checkpoint {status.checkpoint.name}" if status.checkpoint else "the beginning"
+        console.print(f"the same command line continues from {point}")
+    console.print(f"where the time went: rtj report {_short(setting.directory)}")
+
+
+def failure_tail(failure: Interruption | None, shown_live: bool) -> list[str]:
+    """Last lines of the rank that failed first, unless they were on the screen already."""
+    if failure is None or (failure.rank == 0 and shown_live):
+        return []
+    return [f"  [{failure.attempt} {failure.rank}] {line}" for line in failure.tail]
+
+
+def _outcome(status: JobStatus) -> str:
+    return {"Succeeded": "finished", "Failed": "failed", "Suspended": "drained"}.get(
+        status.phase, status.phase
+    )
+
+
+def _read_document(
+    path: Path,
+    options: Options,
+    arguments: tuple[str, ...],
+    name: str,
+    root: Path,
+    checkpoint_dir: Path | None,
+) -> Wish:
+    given = options.given() + (["--checkpoint-dir"] if checkpoint_dir else []) + list(arguments)
+    if given:
+        raise UsageProblem(f"{given[0]} can't be given beside {path}: write it into its spec")
+    try:
+        document = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UsageProblem(f"cannot read {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UsageProblem(f"{path} is not YAML: {error}") from error
+    return from_document(document, name, RunFiles(root).checkpoints)
+
+
+def _processes(text: str | None) -> int | str | None:
+    if text is None or text == "auto":
+        return text
+    if not text.isdigit() or int(text) < 1:
+        raise UsageProblem(f"--processes-per-worker must be a number from 1, or 'auto', not '{text}'")
+    return int(text)
+
+
+def _check_program(script: str | None, module: str | None, cwd: Path) -> None:
+    if script is None and module is None:
+        raise click.UsageError("give a script, -m MODULE, or a job's YAML file")
+    if module is not None:
+        top = module.partition(".")[0]
+        if importlib.machinery.PathFinder.find_spec(top, [str(cwd), *sys.path]) is None:
+            raise UsageProblem(f"there is no Python module {top}")
+    elif script is not None and (script.endswith(".py") or os.sep in script) and not (cwd / script).is_file():
+        raise UsageProblem(f"{script}: no such file")
+
+
+def _check_store(wish: Wish) -> None:
+    """The checkpoint directory can be made and written: better said before than after the first hour."""
+    storage = wish.spec.checkpoint.directory
+    assert storage is not None
+    try:
+        Path(storage.path).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=storage.path) as file:
+            file.write(b"probe")
+    except OSError as error:
+        raise UsageProblem(
+            f"checkpoint directory {storage.path} can't be written: {error.strerror}"
+        ) from error
+
+
+def _share_gpus(wish: Wish) -> tuple[Wish, tuple[str, ...]]:
+    """Resolve 'auto' ranks, and give every worker GPUs of its own if there are enough."""
+    gpus = _gpus()
+    workers = wish.spec.workers
+    machines = workers.max_size + workers.spares
+    if workers.processes_per_worker == "auto":
+        processes = max(1, len(gpus) // machines)
+        shaped = workers.model_copy(update={"processes_per_worker": processes})
+        wish = Wish(wish.name, wish.spec.model_copy(update={"workers": shaped}), wish.notes)
+    else:
+        processes = workers.processes_per_worker
+    if not gpus or len(gpus) >= machines * processes:
+        return wish, gpus
+    note = f"{len(gpus)} GPUs for up to {machines * processes} ranks: every worker sees all of them"
+    return Wish(wish.name, wish.spec, (*wish.notes, note)), ()
+
+
+def _gpus() -> tuple[str, ...]:
+    """Devices of this machine that CUDA would show, by the names it knows them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(name for name in visible.split(",") if name.strip() not in ("", "-1"))
+    count = sum(1 for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
+    return tuple(str(number) for number in range(count))
+
+
+def _log_to(path: Path) -> None:
+    """Our own log goes to the run directory; the terminal shows what the job's user needs."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    package = logging.getLogger("resumable_operator")
+    package.addHandler(handler)
+    package.setLevel(logging.INFO)
+
+
+def _short(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

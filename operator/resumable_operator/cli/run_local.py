@@ -1,0 +1,262 @@
+"""Runs one job on this machine until it ends: the same reconciler as the operator's, over a local cluster.
+
+``rtj run`` is the caller. What may be continued, and how, is decided by the pure functions at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from resumable_operator.agents import AgentPool
+from resumable_operator.cli.display import Display
+from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.cli.rank_output import RankOutput
+from resumable_operator.cli.run_options import Wish, same_program
+from resumable_operator.clock import SystemClock
+from resumable_operator.cluster.local import LocalCluster
+from resumable_operator.cluster.local_control import ControlServer
+from resumable_operator.cluster.local_faults import Faults
+from resumable_operator.cluster.local_machines import Machines
+from resumable_operator.decide import ledger
+from resumable_operator.decide.actions import Plan
+from resumable_operator.decide.observation import Job, Observation
+from resumable_operator.model import BudgetStatus, JobSpec, JobStatus
+from resumable_operator.reconcile import Reconciler, Settings
+from resumable_training.checkpoint.errors import CheckpointError
+from resumable_training.checkpoint.listing import newest_complete_directory
+from resumable_training.contract import env
+
+logger = logging.getLogger(__name__)
+
+STATUS_SECONDS = 1.0
+TICK_SECONDS = 0.2
+OVER = ("Succeeded", "Failed", "Suspended")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How ``rtj run`` was asked to run the job, beside the job itself."""
+
+    directory: Path
+    fresh: bool = False
+    quiet: bool = False
+    trace_samples: bool = False
+    gpus: tuple[str, ...] = ()
+
+
+class Stopped(Exception):
+    """A second Ctrl-C: everything was killed at once."""
+
+
+class LocalRun:
+    """One job from start to end.
+
+    Raises (``run``):
+        UsageProblem: the run directory belongs to something else.
+        FatalError: its files are damaged.
+        Stopped: the user did not want to wait for the drain.
+    """
+
+    def __init__(self, wish: Wish, setting: Setting, console: Console) -> None:
+        self._wish = wish
+        self._setting = setting
+        self._console = console
+        self._clock = SystemClock()
+        workers = wish.spec.workers
+        processes = workers.processes_per_worker if workers.processes_per_worker != "auto" else 1
+        self._cluster = LocalCluster(
+            setting.directory,
+            self._clock,
+            Machines(workers.replicas + workers.spares, workers.max_size + workers.spares),
+            environment=self._environment(),
+            gpus=setting.gpus,
+            gpus_per_worker=processes,
+            on_event=self._told,
+        )
+        self._output = RankOutput(lambda attempt: self._cluster.files.log(attempt, 0))
+        self._messages: list[str] = []
+        self._status = JobStatus()
+        self._over = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._draining = False
+
+    async def run(self) -> JobStatus:
+        """Run until the job is finished, failed or drained; its last status."""
+        async with self._cluster as cluster, contextlib.AsyncExitStack() as stack:
+            job = self._submit()
+            if job.status.phase == "Succeeded":
+                return job.status
+            agents = AgentPool(self._clock)
+            stack.push_async_callback(agents.close)
+            faults = Faults(cluster, self._clock, lambda worker, wish: agents.request(job.key, worker, wish))
+            server = ControlServer(cluster.files, cluster.machines.capacity, faults.answer)
+            await stack.enter_async_context(server)
+            reconciler = Reconciler(cluster, agents, self._clock, self._settings())
+            with self._signals(), Display(self._console, live=self._console.is_terminal) as display:
+                await self._until_over(reconciler, display)
+            stored = cluster.store.job()
+            assert stored is not None
+            return stored.status
+
+    def _submit(self) -> Job:
+        """Bring the job into the run directory, or go on with the one that is there."""
+        store, files = self._cluster.store, self._cluster.files
+        if self._setting.fresh:
+            aside = files.set_aside()
+            if aside is not None:
+                self._messages.append(f"the earlier run was moved to {aside}")
+        previous = store.job()
+        if previous is not None:
+            check_continuation(previous, self._wish)
+            if previous.status.phase == "Succeeded":
+                return previous
+            if previous.status.phase == "Failed":
+                previous = store.write_status(previous, reopened(previous.status))
+            self._messages.append(
+                f"continuing {files.root}: {previous.status.attempt.number} attempts so far"
+            )
+            self._output.start_at(previous.status.attempt.number)
+            self._status = previous.status
+        return self._cluster.submit(previous.name if previous else self._wish.name, self._wish.spec)
+
+    def _settings(self) -> Settings:
+        return Settings(
+            status_seconds=STATUS_SECONDS,
+            isolate_jobs=False,
+            assignment_env=resume_offer,
+            on_pass=self._passed,
+            on_folded=lambda _job, events: self._cluster.store.record_history(events),
+        )
+
+    def _environment(self) -> dict[str, str]:
+        if not self._setting.trace_samples:
+            return {}
+        return {env.TRACE_DIR: str(self._setting.directory / "traces")}
+
+    # ---- while it runs -------------------------------------------------------------------------------
+
+    async def _until_over(self, reconciler: Reconciler, display: Display) -> None:
+        tasks = [
+            asyncio.create_task(reconciler.run(), name="reconciler"),
+            asyncio.create_task(self._show(display), name="display"),
+            asyncio.create_task(self._over.wait(), name="over"),
+            asyncio.create_task(self._stop.wait(), name="stop"),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._update(display, last=True)
+        if self._stop.is_set() and not self._over.is_set():
+            raise Stopped
+
+    async def _show(self, display: Display) -> None:
+        while True:
+            self._update(display)
+            await asyncio.sleep(TICK_SECONDS)
+
+    def _update(self, display: Display, last: bool = False) -> None:
+        lines, self._messages = self._messages, []
+        if not self._setting.quiet:
+            lines += self._output.poll(self._status.attempt.number)
+            lines += self._output.end() if last else []
+        display.update(self._status, self._clock.now(), lines)
+
+    def _passed(self, observation: Observation, plan: Plan) -> None:
+        self._status = plan.status
+        ended = all(worker.phase in ("succeeded", "failed") for worker in observation.workers)
+        if observation.job.status.phase in OVER and plan.status.phase in OVER and ended:
+            self._over.set()
+
+    def _told(self, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
+        if kind == "Warning":
+            self._messages.append(f"{reason}: {message}")
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in numbers:
+            loop.add_signal_handler(number, self._interrupted)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _interrupted(self) -> None:
+        """The first time drain, the second time stop."""
+        if self._draining:
+            self._stop.set()
+            return
+        self._draining = True
+        self._messages.append("draining: the job commits a checkpoint and ends (Ctrl-C again: stop at once)")
+        self._cluster.submit(self._wish.name, self._wish.spec.model_copy(update={"suspend": True}))
+
+
+def check_continuation(previous: Job, wish: Wish) -> None:
+    """Whether ``wish`` may go on with the job that is in the run directory.
+
+    Raises:
+        UsageProblem: it runs another program, or the job has finished and its arguments differ.
+    """
+    old, new = previous.spec, wish.spec
+    if not same_program(old, new):
+        raise UsageProblem(
+            f"this run directory belongs to `{_shown(old)}`, not to `{_shown(new)}`: "
+            "give another --dir, or start over with --fresh"
+        )
+    if previous.status.phase == "Succeeded" and old.command() != new.command():
+        raise UsageProblem(
+            f"the job in this run directory has finished as `{_shown(old)}`; "
+            "to run it with other arguments give another --dir, or start over with --fresh"
+        )
+
+
+def reopened(status: JobStatus) -> JobStatus:
+    """A failed job that its user starts again: as if suspended since, with fresh budgets."""
+    return status.model_copy(
+        update={
+            "phase": "Suspended",
+            "reason": "started again",
+            "finished_at": None,
+            "failure_class": None,
+            "budgets": BudgetStatus(),
+            "backoff_until": None,
+            "backoff_count": 0,
+            "start_failures": 0,
+            "create_after": None,
+            "conditions": tuple(c for c in status.conditions if c.type != "Failed"),
+            "ledger": ledger.enter(status.ledger, ledger.SUSPENDED, status.ledger.settled_at),
+        }
+    )
+
+
+def resume_offer(job: Job) -> dict[str, str]:
+    """Where a script without the library may resume: the newest complete DCP directory of the job's store."""
+    storage = job.spec.checkpoint.directory
+    if storage is None or not Path(storage.path).is_dir():
+        return {}
+    try:
+        newest = newest_complete_directory(Path(storage.path))
+    except CheckpointError as error:
+        logger.warning("no checkpoint is offered to scripts without the library: %s", error)
+        return {}
+    return {env.RESUME_FROM: str(newest)} if newest is not None else {}
+
+
+def _shown(spec: JobSpec) -> str:
+    return " ".join(spec.command())
