@@ -1,0 +1,58 @@
+"""What ``/proc`` says about processes, and the identity (pid, start time) that a bare pid is not.
+
+On systems without ``/proc`` (macOS) nothing is known: functions answer None or nothing, and callers rely on
+process groups and the lifeline instead.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import List, Optional
+
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Process:
+    """One line of ``/proc/<pid>/stat``. ``state``: the kernel's letter, T stopped, Z zombie."""
+
+    pid: int
+    state: str
+    parent: int
+    group: int
+    session: int
+    start_ticks: int
+
+
+def read_process(pid: int) -> Optional[Process]:
+    """The process as it is now; None when there is none, or no ``/proc``."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold spaces and brackets
+    return Process(pid, fields[0], int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+
+
+def all_processes() -> List[Process]:
+    """Every process that this one can see."""
+    try:
+        names = os.listdir(_PROC)
+    except OSError:
+        return []
+    found = (read_process(int(name)) for name in names if name.isdigit())
+    return [process for process in found if process]
+
+
+def start_ticks(pid: int) -> int:
+    """Start time in clock ticks since boot; 0 when unknown."""
+    process = read_process(pid)
+    return process.start_ticks if process else 0
+
+
+def is_stopped(pid: int) -> bool:
+    """Stopped by a signal (state T). A debugger's stop (t) is not one."""
+    process = read_process(pid)
+    return process is not None and process.state == "T"
