@@ -1,0 +1,114 @@
+"""From spec and status to what an agent is told: assignment, limits, save settings; their fingerprints."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from resumable_operator.decide.observation import Job
+from resumable_operator.model import Checkpoint, JobSpec, JobStatus, MemberStatus
+from resumable_training.contract.assignment import Assignment, CheckpointConfig, Limits, Member
+from resumable_training.contract.codec import to_json
+
+MOUNT_PATH = "/checkpoints"  # where the claim is mounted in the worker container
+START_SECONDS = 600.0  # process start to first step, imports and restore included
+PRIOR_MTBF_SECONDS = 3600.0  # believed until interruptions say otherwise; worth one observation
+
+
+def assignment(job: Job, status: JobStatus, worker: str, master_port: int) -> Assignment:
+    """The part of ``worker`` in the reserved attempt. ``master_port`` 0: its agent is to choose."""
+    attempt = status.attempt
+    first = attempt.members[0]
+    return Assignment(
+        job=job.key,
+        job_uid=job.uid,
+        attempt=attempt.number,
+        digest=attempt.digest,
+        worker=worker,
+        members=contract_members(attempt.members),
+        master_address=first.address,
+        master_port=master_port,
+        high_water_samples=status.high_water_samples,
+        limits=limits(job.spec),
+        checkpoint=checkpoint_config(job.spec, status),
+    )
+
+
+def contract_members(members: tuple[MemberStatus, ...]) -> tuple[Member, ...]:
+    return tuple(Member(**member.model_dump()) for member in members)
+
+
+def limits(spec: JobSpec) -> Limits:
+    recovery = spec.recovery
+    return Limits(
+        hang_seconds=recovery.hang_seconds,
+        drain_seconds=recovery.drain_seconds,
+        autonomy_seconds=recovery.autonomy_seconds,
+        start_seconds=max(START_SECONDS, recovery.hang_seconds),
+    )
+
+
+def checkpoint_config(spec: JobSpec, status: JobStatus) -> CheckpointConfig:
+    """How to save. A deliberate ``resumeFrom`` holds until one attempt has restored from it."""
+    checkpoint = spec.checkpoint
+    interval = None if checkpoint.interval == "auto" else checkpoint.interval
+    wanted = checkpoint.resume_from
+    return CheckpointConfig(
+        directory=status.store,
+        every_steps=interval.steps if interval else None,
+        every_seconds=interval.seconds if interval else None,
+        mtbf_seconds=mtbf_seconds(status),
+        keep_last=checkpoint.keep,
+        keep_every_steps=checkpoint.keep_every_steps,
+        resume_from=wanted if wanted != status.resumed_from else None,
+        adopt=checkpoint.adopt,
+        known_checkpoint=status.checkpoint is not None,
+        start_fresh=checkpoint.start_fresh,
+    )
+
+
+def mtbf_seconds(status: JobStatus) -> float:
+    """Mean time between interruptions: the prior counts as one interruption in its own length."""
+    ledger = status.ledger
+    idle = ledger.phases.get("suspended", 0) + ledger.phases.get("queued", 0)
+    lived = max(0, ledger.settled_at - ledger.started_at - idle) / 1000
+    count = sum(status.interruption_counts.values())
+    return (PRIOR_MTBF_SECONDS + lived) / (1 + count)
+
+
+def store_root(checkpoint: Checkpoint) -> str:
+    """Root of the checkpoint store as ranks see it; empty: none."""
+    if checkpoint.directory is not None:
+        return checkpoint.directory.path
+    if checkpoint.persistent_volume_claim is not None:
+        return f"{MOUNT_PATH}/{checkpoint.persistent_volume_claim.path.strip('/')}".rstrip("/")
+    if checkpoint.s3 is not None:
+        return f"s3://{checkpoint.s3.bucket}/{checkpoint.s3.prefix}".rstrip("/")
+    return ""
+
+
+def processes_per_worker(spec: JobSpec) -> int:
+    """Ranks in each worker; ``auto``: as many as the worker container asks GPUs for, else one."""
+    wanted = spec.workers.processes_per_worker
+    if wanted != "auto":
+        return wanted
+    container: dict[str, Any] = spec.worker_container() if spec.template else {}
+    resources = container.get("resources") or {}
+    requested = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+    gpus = [int(count) for name, count in requested.items() if name.endswith("/gpu") and str(count).isdigit()]
+    return max(1, *gpus) if gpus else 1
+
+
+def template_digest(spec: JobSpec) -> str:
+    return _digest(spec.template)
+
+
+def settings_digest(spec: JobSpec) -> str:
+    """Of all that agents accept while an attempt runs."""
+    checkpoint = spec.checkpoint
+    live = checkpoint.model_dump(mode="json", include={"interval", "keep", "keep_every_steps"})
+    return _digest([limits(spec), live])
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(to_json(value)).hexdigest()[:16]

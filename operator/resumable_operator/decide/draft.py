@@ -1,0 +1,78 @@
+"""One pass in the making: the status being built and the actions collected. ``decide`` makes and ends it.
+
+Policies read the observation and write here; nothing leaves before ``conclude`` in ``plan.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from resumable_operator.decide.actions import Action, EmitEvent
+from resumable_operator.decide.ledger import milliseconds
+from resumable_operator.decide.observation import Observation
+from resumable_operator.model import AttemptStatus, JobSpec, JobStatus
+
+
+@dataclass
+class Draft:
+    """Everything one ``decide`` works on. ``now`` in seconds."""
+
+    observation: Observation
+    now: float
+    status: JobStatus
+    actions: list[Action] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    must_write: bool = False
+    wake_at: float | None = None
+
+    @property
+    def spec(self) -> JobSpec:
+        return self.observation.job.spec
+
+    @property
+    def attempt(self) -> AttemptStatus:
+        return self.status.attempt
+
+    @property
+    def now_ms(self) -> int:
+        return milliseconds(self.now)
+
+    @property
+    def finished(self) -> bool:
+        return self.status.phase in ("Succeeded", "Failed")
+
+    @property
+    def alive(self) -> bool:
+        """An attempt exists that has not ended."""
+        return self.attempt.number > 0 and self.attempt.state != "ended"
+
+    def set(self, **changes: Any) -> None:
+        """Change fields of the status."""
+        self.status = self.status.model_copy(update=changes)
+
+    def set_attempt(self, **changes: Any) -> None:
+        """Change fields of the attempt."""
+        self.set(attempt=self.attempt.model_copy(update=changes))
+
+    def reserve(self) -> None:
+        """Write the status of this pass before its actions: it reserves, tells, or starts a timer."""
+        self.must_write = True
+
+    def act(self, action: Action) -> None:
+        self.actions.append(action)
+
+    def tell(self, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
+        """Tell people, once: the status that makes it old news is written with it."""
+        self.act(EmitEvent(kind, reason, message))
+        self.reserve()
+
+    def note(self, text: str) -> None:
+        """Add to the plan's reason."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def wake(self, at: float) -> None:
+        """Decide again no later than ``at``, if that is still ahead."""
+        if at > self.now and (self.wake_at is None or at < self.wake_at):
+            self.wake_at = at

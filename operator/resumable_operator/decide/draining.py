@@ -1,0 +1,70 @@
+"""State ``draining``: a planned end. All ranks commit at one step and stop, or the deadline ends it."""
+
+from __future__ import annotations
+
+from resumable_operator.decide.draft import Draft
+from resumable_operator.decide.ending import begin_ending, finalize
+from resumable_operator.decide.evidence import notices
+from resumable_operator.decide.planned import Change
+from resumable_operator.decide.requests import send_drain
+from resumable_operator.decide.success import excused, has_succeeded
+from resumable_operator.decide.terminal import succeed
+from resumable_operator.decide.views import heard_state
+from resumable_training.contract import events
+
+SLACK_SECONDS = 1.0  # agents keep the window themselves; the operator steps in a little later
+
+
+def begin_draining(draft: Draft, change: Change) -> None:
+    draft.set_attempt(
+        state="draining",
+        draining_since=draft.now,
+        drain_cause=change.cause,
+        drain_reason=change.reason,
+        drain_deadline=draft.now + change.window_seconds,
+    )
+    if change.cause == "scale":
+        draft.set(last_grow_at=draft.now)
+    text = f"attempt {draft.attempt.number} drains within {change.window_seconds:.1f} s: {change.reason}"
+    draft.tell("Normal", "Draining", text)
+
+
+def step(draft: Draft) -> None:
+    if has_succeeded(draft):
+        succeed(draft)
+        return
+    if all(_is_done(draft, member.worker) for member in draft.attempt.members):
+        finalize(draft)
+        return
+    if draft.attempt.evidence:
+        if not excused(draft):
+            begin_ending(draft)
+        return
+    deadline = _shorten(draft)
+    if draft.now >= deadline + SLACK_SECONDS:
+        begin_ending(draft)
+        return
+    for member in draft.attempt.members:
+        state = heard_state(draft, member.worker)
+        if state is not None and (state.attempt, state.state) == (draft.attempt.number, "running"):
+            send_drain(draft, member.worker, max(0.0, deadline - draft.now))
+    draft.wake(deadline + SLACK_SECONDS)
+    draft.note(f"attempt {draft.attempt.number} is draining: {draft.attempt.drain_reason}")
+
+
+def _is_done(draft: Draft, worker: str) -> bool:
+    outcome = draft.attempt.outcomes.get(worker)
+    if draft.status.uses_library is False:
+        return outcome is not None  # it knows no drain: however it ended, it was asked to
+    return outcome in (events.SUCCEEDED, events.DRAINED)
+
+
+def _shorten(draft: Draft) -> float:
+    """The deadline; a notice that comes during the drain can only make it earlier."""
+    deadline = draft.attempt.drain_deadline if draft.attempt.drain_deadline is not None else draft.now
+    earliest = min((item.deadline for item in notices(draft) if item.deadline is not None), default=deadline)
+    if earliest < deadline:
+        deadline = max(earliest, draft.now)
+        draft.set_attempt(drain_deadline=deadline)
+        draft.reserve()
+    return deadline

@@ -1,0 +1,270 @@
+"""What workers, nodes and agents show about an attempt now: outcomes, losses, notices.
+
+A worker is lost only on evidence: the API says so, or its agent is silent *and* its ring neighbour can't
+reach it or its peers' ranks failed; with no neighbour to ask, after a bounded time. If most look silent at
+once, it is more likely the operator's own network: no verdict. A healthy attempt is never ended by our own
+trouble.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from resumable_operator.decide.draft import Draft
+from resumable_operator.decide.fold import note_outcome, witnessed
+from resumable_operator.decide.observation import Worker
+from resumable_operator.decide.views import (
+    SILENT_AFTER_SECONDS,
+    ended,
+    heard_state,
+    known_state,
+    node_gone,
+    node_of,
+)
+from resumable_operator.model import Evidence, MemberStatus
+from resumable_training.contract import events
+
+_SIGTERM_EXITS = (0, 143, -15)
+_GOOD = (events.SUCCEEDED, events.DRAINED)
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A member will go soon. ``deadline`` in seconds; None: not known."""
+
+    worker: str
+    reason: str
+    deadline: float | None = None
+
+
+def gather(draft: Draft) -> None:
+    """Bring outcomes and evidence of the living attempt up to what is seen now."""
+    _note_outcomes(draft)
+    _note_unheard(draft)
+    open_members = [
+        item for item in draft.attempt.members if draft.attempt.outcomes.get(item.worker) not in _GOOD
+    ]
+    lost = {}
+    for member in open_members:
+        witness = _shown_loss(draft, member)
+        if witness is not None:
+            lost[member.worker] = witness
+    for witness in lost.values():
+        witnessed(draft, witness)
+    for member in open_members:
+        if member.worker not in lost:
+            _note_agent(draft, member)
+    for witness in _silence(draft, [item for item in open_members if item.worker not in lost]):
+        witnessed(draft, witness)
+
+
+def lost_members(draft: Draft) -> set[str]:
+    """Members that evidence calls lost."""
+    causes = ("preempted", "evicted", "node_lost")
+    return {item.worker for item in draft.attempt.evidence if item.cause in causes and item.rank is None}
+
+
+def notices(draft: Draft) -> list[Notice]:
+    """Members that still train but will be gone, soonest first."""
+    found = [_notice(draft, member.worker) for member in draft.attempt.members]
+    return sorted(
+        (item for item in found if item is not None),
+        key=lambda item: (item.deadline is None, item.deadline or 0.0, item.worker),
+    )
+
+
+def _note_outcomes(draft: Draft) -> None:
+    attempt = draft.attempt
+    for member in attempt.members:
+        state = known_state(draft, member.worker)
+        if state is not None and (state.attempt, state.state) == (attempt.number, "ended") and state.outcome:
+            note_outcome(draft, member.worker, state.outcome)
+
+
+def _note_unheard(draft: Draft) -> None:
+    """Since when this operator waits for a first word of a member's agent; others have ``last_heard``."""
+    before, agents = draft.attempt.silent_since, draft.observation.agents
+    since = {}
+    for member in draft.attempt.members:
+        agent = agents.get(member.worker)
+        if agent is None or agent.last_heard is None:
+            since[member.worker] = before.get(member.worker, draft.now)
+    if since != before:
+        draft.set_attempt(silent_since=since)
+
+
+# ---- what the API shows --------------------------------------------------------------------------------
+
+
+def _shown_loss(draft: Draft, member: MemberStatus) -> Evidence | None:
+    """The API says that the worker is gone, or going and no longer answering."""
+    worker = draft.observation.worker(member.worker)
+    if worker is None:
+        return _lost(draft, member, "evicted", f"{member.worker} was deleted")
+    node = node_of(draft, worker)
+    if ended(worker):
+        return _ended_worker(draft, member, worker)
+    if node_gone(node):
+        return _lost(draft, member, "node_lost", f"node {worker.node} of {worker.name} is gone")
+    if not _is_silent(draft, member.worker):
+        return None
+    if worker.disruption is not None:
+        cause, why = worker.disruption.cause, worker.disruption.reason
+        return _lost(draft, member, cause, f"{worker.name} is being ended ({why}) and its agent is silent")
+    if node is not None and not node.ready:
+        return _lost(draft, member, "node_lost", f"node {node.name} is not ready and {worker.name} is silent")
+    if worker.deleting:
+        return _lost(draft, member, "evicted", f"{worker.name} is being deleted and its agent is silent")
+    return None
+
+
+def _ended_worker(draft: Draft, member: MemberStatus, worker: Worker) -> Evidence:
+    """Pod conditions, then node, then the reason of the container, then its exit code."""
+    node, code = node_of(draft, worker), worker.exit_code
+    said = f" ({worker.message})" if worker.message else ""
+    if worker.disruption is not None:
+        return _lost(
+            draft, member, worker.disruption.cause, f"{worker.name}: {worker.disruption.reason}{said}"
+        )
+    if node_gone(node) or (node is not None and not node.ready):
+        return _lost(draft, member, "node_lost", f"node {worker.node} of {worker.name} is lost{said}")
+    if worker.reason == "OOMKilled":
+        return _lost(draft, member, "oom", f"{worker.name} ran out of memory{said}", code)
+    if worker.reason in ("Evicted", "Preempted", "Preempting"):
+        cause = "evicted" if worker.reason == "Evicted" else "preempted"
+        return _lost(draft, member, cause, f"{worker.name}: {worker.reason}{said}", code)
+    if code in _SIGTERM_EXITS or _is_doomed(draft, worker.name):
+        return _lost(draft, member, "preempted", f"{worker.name} was told to end{said}", code)
+    if worker.deleting:
+        return _lost(draft, member, "evicted", f"{worker.name} was deleted{said}", code)
+    if code in (None, 137, -9):
+        return _lost(draft, member, "node_lost", f"{worker.name} was killed from outside{said}", code)
+    message = f"agent of {worker.name} ended with exit code {code}{said}"
+    return _lost(draft, member, "unknown", message, code)
+
+
+def _lost(draft: Draft, member: MemberStatus, cause: str, message: str, code: int | None = None) -> Evidence:
+    return Evidence(at=draft.now, cause=cause, worker=member.worker, code=code, message=message)
+
+
+# ---- what the agents show ------------------------------------------------------------------------------
+
+
+def _note_agent(draft: Draft, member: MemberStatus) -> None:
+    attempt, state = draft.attempt, heard_state(draft, member.worker)
+    if state is None:
+        return
+    if attempt.state == "forming":
+        if state.unfit:
+            message = f"{member.worker} is unfit: one of its ranks can't be reaped"
+            witnessed(draft, _lost(draft, member, "node_lost", message))
+        return
+    if attempt.state == "draining" and draft.status.uses_library is False:
+        return  # its ranks were ended by SIGTERM, as asked
+    if state.attempt < attempt.number:
+        message = f"agent of {member.worker} has started anew; its ranks are gone"
+        witnessed(draft, Evidence(at=draft.now, cause="unknown", worker=member.worker, message=message))
+    elif state.attempt > attempt.number:
+        message = f"agent of {member.worker} is at attempt {state.attempt} already"
+        witnessed(draft, Evidence(at=draft.now, cause="unknown", worker=member.worker, message=message))
+    elif _failed_without_a_word(draft, member) and attempt.state != "ending":
+        how = attempt.outcomes[member.worker]
+        message = f"the ranks of {member.worker} {how}; what they said is lost"
+        witness = Evidence(
+            at=draft.now, cause="unknown", worker=member.worker, message=message, primary=False
+        )
+        witnessed(draft, witness)
+
+
+def _failed_without_a_word(draft: Draft, member: MemberStatus) -> bool:
+    outcome = draft.attempt.outcomes.get(member.worker)
+    told = any(item.worker == member.worker for item in draft.attempt.evidence)
+    return outcome in (events.FAILED, events.STOPPED) and not told
+
+
+def _notice(draft: Draft, name: str) -> Notice | None:
+    worker, state = draft.observation.worker(name), heard_state(draft, name)
+    if worker is None or ended(worker):
+        return None
+    node = node_of(draft, worker)
+    if worker.disruption is not None:
+        return Notice(name, f"{name}: {worker.disruption.reason}", worker.disruption.deadline)
+    if node is not None and node.notice_deadline is not None:
+        return Notice(name, f"{name}: node {node.name} will be taken away", node.notice_deadline)
+    if worker.deleting:
+        return Notice(name, f"{name} is being deleted")
+    if (state is not None and state.terminating) or _is_doomed(draft, name):
+        return Notice(name, f"{name} got a SIGTERM")
+    return None
+
+
+def _is_doomed(draft: Draft, name: str) -> bool:
+    state = known_state(draft, name)
+    return name in draft.attempt.doomed or (state is not None and state.terminating)
+
+
+# ---- silence -------------------------------------------------------------------------------------------
+
+
+def _silent_for(draft: Draft, name: str) -> float:
+    """Seconds since the last word of an agent; 0 when never asked."""
+    agent = draft.observation.agents.get(name)
+    last = agent.last_heard if agent else None
+    if last is None:
+        last = draft.attempt.silent_since.get(name, draft.now)
+    return draft.now - last
+
+
+def _is_silent(draft: Draft, name: str) -> bool:
+    return _silent_for(draft, name) >= SILENT_AFTER_SECONDS
+
+
+def _silence(draft: Draft, members: list[MemberStatus]) -> list[Evidence]:
+    """Members lost by silence, with what confirms it."""
+    for member in members:
+        agent = draft.observation.agents.get(member.worker)
+        if agent is None or not agent.connected:
+            draft.wake(draft.now + max(0.1, SILENT_AFTER_SECONDS - _silent_for(draft, member.worker)))
+    silent = [member for member in members if _is_silent(draft, member.worker)]
+    if len(members) > 1 and 2 * len(silent) > len(members):
+        draft.note(
+            f"{len(silent)} of {len(members)} agents are silent at once: "
+            "suspecting the operator's own network, no verdict"
+        )
+        draft.wake(draft.now + SILENT_AFTER_SECONDS)
+        return []
+    witnesses = [_silent_member(draft, member) for member in silent]
+    return [witness for witness in witnesses if witness is not None]
+
+
+def _silent_member(draft: Draft, member: MemberStatus) -> Evidence | None:
+    name = member.worker
+    neighbour = _watcher(draft, name)
+    state = heard_state(draft, neighbour) if neighbour != name else None
+    if state is not None and state.unreachable_peer == name:
+        return _lost(draft, member, "node_lost", f"{name} is silent and {neighbour} can't reach it")
+    if any(item.worker != name and item.rank is not None for item in draft.attempt.evidence):
+        return _lost(draft, member, "node_lost", f"{name} is silent and its peers' ranks failed")
+    watched = state is not None and draft.attempt.state != "forming"
+    if watched or _gets_on(draft):
+        draft.note(f"agent of {name} is silent, but its peers see nothing wrong")
+        draft.wake(draft.now + SILENT_AFTER_SECONDS)
+        return None
+    limit = draft.spec.recovery.silent_seconds
+    if _silent_for(draft, name) >= limit:
+        message = f"{name} has been silent for {limit:g} s and nobody else can be asked"
+        return _lost(draft, member, "node_lost", message)
+    draft.wake(draft.now + limit - _silent_for(draft, name))
+    return None
+
+
+def _watcher(draft: Draft, name: str) -> str:
+    """The ring neighbour that watches ``name``: the member before it, cyclically."""
+    workers = [member.worker for member in draft.attempt.members]
+    return workers[workers.index(name) - 1]
+
+
+def _gets_on(draft: Draft) -> bool:
+    """Ranks made progress while the agent was silent: no rank of the attempt can be dead."""
+    last = draft.attempt.last_progress_at
+    return last is not None and draft.now - last < draft.spec.recovery.silent_seconds / 2

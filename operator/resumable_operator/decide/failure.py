@@ -1,0 +1,129 @@
+"""From witnesses to one cause: what ended an attempt, and who pays for it.
+
+Order of trust: pod conditions, node state, out of memory, signal, exit code, hang. A rank that failed because
+a peer went away is a consequence, never the cause, unless nothing else was seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from resumable_operator.decide.budget import BudgetClass, budget_class
+from resumable_operator.model import AttemptStatus, Evidence
+from resumable_training.contract import exitcodes
+from resumable_training.contract.events import RankExit
+from resumable_training.contract.metrics import PLANNED_CAUSES
+
+TOGETHER_SECONDS = 2.0  # witnesses this close together tell of one event; later ones are consequences
+WORKER_LOST = ("preempted", "evicted", "node_lost")
+TAIL_LINES = 20
+TAIL_CHARACTERS = 300
+_KEPT_EVIDENCE = 16
+
+_SEVERITY = {"preempted": 0, "evicted": 0, "node_lost": 1, "oom": 2, "numeric": 4, "crash": 4, "hang": 5}
+_CODE_CAUSE = {
+    exitcodes.NUMERIC: "numeric",
+    exitcodes.PEER_LOST: "unknown",
+    exitcodes.MASTER_BIND: "unknown",
+    exitcodes.SUPERSEDED: "unknown",
+    exitcodes.STORAGE: "unknown",
+    exitcodes.START_TIMEOUT: "unknown",
+}
+_OUT_OF_MEMORY = (
+    "OutOfMemoryError",
+    "CUDA out of memory",
+    "MemoryError",
+    "DefaultCPUAllocator: can't allocate",
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why an attempt ended. ``paying`` None: nobody pays."""
+
+    cause: str
+    planned: bool
+    message: str
+    evidence: Evidence | None = None
+    paying: BudgetClass | None = None
+
+
+def judge(attempt: AttemptStatus, committed: bool, trained: bool) -> Verdict:
+    """The one cause of an attempt's ending.
+
+    Args:
+        committed: a checkpoint was committed since the drain began, so a drain's purpose was fulfilled.
+        trained: every member had started its ranks.
+    """
+    found = first_witness(attempt.evidence)
+    if attempt.drain_cause is not None and (committed or found is None):
+        return _drained(attempt.drain_cause, attempt.drain_reason)
+    if found is None:
+        message = "the attempt ended and nobody said why"
+        return Verdict("unknown", False, message, paying="infrastructure")
+    paying: BudgetClass | None = budget_class(found.cause, found.code)
+    if not found.primary:
+        paying = "infrastructure"  # some network between workers, most likely
+    if found.code == exitcodes.MASTER_BIND or (not trained and found.cause in WORKER_LOST):
+        paying = None
+    return Verdict(found.cause, False, found.message, found, paying)
+
+
+def _drained(cause: str, reason: str) -> Verdict:
+    planned = cause in PLANNED_CAUSES
+    return Verdict(cause, planned, reason, paying=None if planned else budget_class(cause, None))
+
+
+def first_witness(evidence: tuple[Evidence, ...]) -> Evidence | None:
+    """The most trusted of the first primary witnesses; a consequence only when there is nothing else."""
+    candidates = [item for item in evidence if item.primary] or list(evidence)
+    if not candidates:
+        return None
+    first = min(item.at for item in candidates)
+    return min(
+        (item for item in candidates if item.at <= first + TOGETHER_SECONDS),
+        key=lambda item: (_severity(item), item.at, item.rank if item.rank is not None else -1),
+    )
+
+
+def _severity(item: Evidence) -> int:
+    if item.cause == "crash" and item.code is not None and item.code < 0:
+        return 3
+    return _SEVERITY.get(item.cause, 6)
+
+
+def add_evidence(known: tuple[Evidence, ...], new: Evidence) -> tuple[Evidence, ...]:
+    """Keep each witness once, and the first few, so that status stays small."""
+    same = any((old.cause, old.worker, old.rank) == (new.cause, new.worker, new.rank) for old in known)
+    if same:
+        return known
+    kept = (*known, new)
+    if len(kept) <= _KEPT_EVIDENCE:
+        return kept
+    weakest = max(kept, key=lambda item: (not item.primary, _severity(item), item.at))
+    return tuple(item for item in kept if item is not weakest)
+
+
+def of_rank_exit(exit_: RankExit, worker: str, at: float) -> Evidence | None:
+    """What a rank's end tells; None when it is no failure or the agent did it itself."""
+    if not exit_.own or exit_.code in (exitcodes.SUCCESS, exitcodes.DRAINED):
+        return None
+    early = " before its first step" if exit_.early else ""
+    return Evidence(
+        at=at,
+        cause=_cause_of_exit(exit_),
+        worker=worker,
+        rank=exit_.rank,
+        code=exit_.code,
+        message=f"rank {exit_.rank} on {worker}: {exitcodes.describe_exit(exit_.code)}{early}",
+        tail=tuple(line[:TAIL_CHARACTERS] for line in exit_.tail[-TAIL_LINES:]),
+        primary=not (exit_.peer_suspect or exit_.code == exitcodes.PEER_LOST),
+    )
+
+
+def _cause_of_exit(exit_: RankExit) -> str:
+    if exit_.code in _CODE_CAUSE:
+        return _CODE_CAUSE[exit_.code]
+    if exit_.code > 0 and any(word in line for line in exit_.tail for word in _OUT_OF_MEMORY):
+        return "oom"
+    return "crash"

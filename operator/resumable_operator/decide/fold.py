@@ -1,0 +1,234 @@
+"""Fold what agents reported into status: progress, checkpoints, witnesses of failure, outcomes.
+
+Each event is folded once: the cursor (newest event number, by boot of an agent) is written in the same patch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from resumable_operator.decide import ledger
+from resumable_operator.decide.budget import give_back
+from resumable_operator.decide.draft import Draft
+from resumable_operator.decide.failure import add_evidence, of_rank_exit
+from resumable_operator.decide.interruptions import credit_rework, recovered
+from resumable_operator.decide.observation import TimedEvent
+from resumable_operator.model import CheckpointStatus, Evidence
+from resumable_training.contract import events
+from resumable_training.contract.codec import ContractError, from_plain
+from resumable_training.contract.events import Event, ProgressReport, RankExit
+
+T = TypeVar("T")
+
+_BEFORE_RESTORED = ("setup", "rendezvous", "restoring")
+_BEFORE_FIRST_STEP = (*_BEFORE_RESTORED, "warmup")
+
+
+def fold_events(draft: Draft) -> None:
+    """Fold all events above the cursors, in order of time, and move the cursors."""
+    cursors = dict(draft.status.cursors)
+    for timed in in_order(draft.observation.events):
+        event = timed.event
+        if event.seq <= cursors.get(event.boot_id, 0):
+            continue
+        cursors[event.boot_id] = event.seq
+        fold = _FOLDS.get(event.kind)
+        if fold is not None and _concerns(draft, event):
+            fold(draft, timed)
+    draft.set(cursors=_without_dead_boots(draft, cursors))
+
+
+def _concerns(draft: Draft, event: Event) -> bool:
+    """Of the living attempt; a save may still be told when the attempt is over, a warning at any time."""
+    if event.kind == events.WARNING:
+        return True
+    also_later = event.kind in (events.CHECKPOINT, events.CHECKPOINT_FAILED)
+    return event.attempt == draft.attempt.number > 0 and (draft.alive or also_later)
+
+
+def in_order(found: Iterable[TimedEvent]) -> list[TimedEvent]:
+    """Merged by time; those of one agent in order of number, though its clock was mapped anew in between."""
+    newest: dict[str, float] = {}
+    timed = []
+    for item in sorted(found, key=lambda item: (item.event.boot_id, item.event.seq)):
+        at = max(item.at, newest.get(item.event.boot_id, item.at))
+        newest[item.event.boot_id] = at
+        timed.append(replace(item, at=at))
+    return sorted(timed, key=lambda item: item.at)
+
+
+def _without_dead_boots(draft: Draft, cursors: dict[str, int]) -> dict[str, int]:
+    """Forget boots that can't speak again. Only when every living worker's boot is known: a cursor that is
+    dropped too early would have its events folded twice."""
+    observation = draft.observation
+    living = [worker.name for worker in observation.workers if worker.phase in ("pending", "running")]
+    states = {name: agent.state for name, agent in observation.agents.items()}
+    if any(states.get(name) is None for name in living):
+        return cursors
+    speaking = {state.boot_id for state in states.values() if state}
+    speaking |= {timed.event.boot_id for timed in observation.events}
+    return {boot: seq for boot, seq in cursors.items() if boot in speaking}
+
+
+def _parse(draft: Draft, kind: type[T], data: dict[str, Any]) -> T | None:
+    """A malformed event must not stop the job: it is passed over and said."""
+    try:
+        return from_plain(kind, data)
+    except ContractError as error:
+        draft.note(f"an agent's event was not understood: {error}")
+        return None
+
+
+# ---- progress ----------------------------------------------------------------------------------------
+
+
+def _progress(draft: Draft, timed: TimedEvent) -> None:
+    report = _parse(draft, ProgressReport, timed.event.data)
+    if report is None or draft.attempt.state == "ending":
+        return
+    settled_at = timed.at - (timed.event.at_ms - report.settled_ms) / 1000
+    draft.set_attempt(last_progress_at=max(settled_at, draft.attempt.last_progress_at or settled_at))
+    if report.phase not in _BEFORE_RESTORED:
+        draft.set(
+            high_water_step=max(draft.status.high_water_step, report.step),
+            high_water_samples=max(draft.status.high_water_samples, report.samples),
+        )
+    if report.rank == 0:
+        _progress_of_rank_zero(draft, report, settled_at)
+
+
+def _progress_of_rank_zero(draft: Draft, report: ProgressReport, settled_at: float) -> None:
+    at_ms = ledger.milliseconds(settled_at)
+    draft.set(
+        ledger=ledger.fold_progress(draft.status.ledger, report, draft.attempt.number, at_ms),
+        uses_library=report.uses_library,
+    )
+    if report.phase not in _BEFORE_RESTORED:
+        draft.set(step=report.step, samples=report.samples)
+    if report.step_seconds > 0:
+        draft.set(step_seconds=report.step_seconds)
+    if report.loss is not None:
+        draft.set(loss=report.loss)
+    credit_rework(draft, report.rework_steps, report.phase_ms.get("rework", 0) / 1000)
+    if _did_a_step(draft, report):
+        recovered(draft, settled_at)
+
+
+def _did_a_step(draft: Draft, report: ProgressReport) -> bool:
+    if report.phase in _BEFORE_RESTORED:
+        return False
+    worked = report.phase_ms.get("productive", 0) + report.phase_ms.get("rework", 0)
+    return worked > 0 or report.phase in ("productive", "rework") or report.step > draft.attempt.start_step
+
+
+def _connected(draft: Draft, _timed: TimedEvent) -> None:
+    draft.set(uses_library=True)
+
+
+# ---- checkpoints -------------------------------------------------------------------------------------
+
+
+def _restored(draft: Draft, timed: TimedEvent) -> None:
+    data = timed.event.data
+    step, samples = int(data.get("step", 0)), int(data.get("samples", 0))
+    draft.set(step=step, samples=samples)
+    draft.set_attempt(start_step=step, start_samples=samples)
+    wanted = draft.spec.checkpoint.resume_from
+    if wanted is not None and wanted != draft.status.resumed_from:
+        draft.set(resumed_from=wanted)
+        draft.reserve()
+    for passed_over in data.get("fallback") or ():
+        why = f"{passed_over.get('checkpoint')} was not resumed: {passed_over.get('why')}"
+        draft.tell("Warning", "CheckpointRefused", why)
+
+
+def _checkpoint(draft: Draft, timed: TimedEvent) -> None:
+    data = timed.event.data
+    made = CheckpointStatus(
+        name=str(data.get("checkpoint", "")),
+        step=int(data.get("step", 0)),
+        samples=int(data.get("samples", 0)),
+        at=timed.at,
+        bytes=int(data.get("bytes", 0)),
+        blocking_ms=int(data.get("blocking_ms", 0)),
+        durable_ms=int(data.get("durable_ms", 0)),
+    )
+    before = draft.status.checkpoint
+    if before is None or made.samples > before.samples:
+        draft.set(budgets=give_back(draft.status.budgets))
+    draft.set(checkpoint=made)
+    draft.reserve()
+
+
+def _checkpoint_failed(draft: Draft, timed: TimedEvent) -> None:
+    data = timed.event.data
+    text = f"the save at step {data.get('step')} failed, training goes on: {data.get('message')}"
+    draft.tell("Warning", "CheckpointFailed", text)
+
+
+def _warning(draft: Draft, timed: TimedEvent) -> None:
+    draft.tell("Warning", "WorkerWarning", f"{timed.worker}: {timed.event.data.get('message')}")
+
+
+# ---- witnesses of an ending ----------------------------------------------------------------------------
+
+
+def _rank_exited(draft: Draft, timed: TimedEvent) -> None:
+    exit_ = _parse(draft, RankExit, timed.event.data)
+    if exit_ is None:
+        return
+    if exit_.rank == 0 and exit_.code == 0:
+        draft.set_attempt(rank0_returned_at=timed.at)
+    if draft.attempt.state == "draining" and draft.status.uses_library is False:
+        return  # a script that can't drain was ended by SIGTERM, as asked
+    witness = of_rank_exit(exit_, timed.worker, timed.at)
+    if witness is not None:
+        witnessed(draft, witness)
+
+
+def _hang(draft: Draft, timed: TimedEvent) -> None:
+    data = timed.event.data
+    rank, silent = data.get("rank"), int(data.get("silent_ms", 0)) / 1000
+    how = "is stopped (state T)" if data.get("stopped") else f"made no progress for {silent:.1f} s"
+    message = f"rank {rank} on {timed.worker} {how} in phase {data.get('phase')}"
+    witnessed(draft, Evidence(at=timed.at, cause="hang", worker=timed.worker, rank=rank, message=message))
+
+
+def _drain_requested(draft: Draft, timed: TimedEvent) -> None:
+    doomed = draft.attempt.doomed
+    if timed.event.data.get("reason") == "sigterm" and timed.worker not in doomed:
+        draft.set_attempt(doomed=(*doomed, timed.worker))
+
+
+def _attempt_ended(draft: Draft, timed: TimedEvent) -> None:
+    note_outcome(draft, timed.worker, str(timed.event.data.get("outcome")))
+
+
+def note_outcome(draft: Draft, worker: str, outcome: str) -> None:
+    """The attempt has ended on this worker; the first word counts."""
+    if worker in draft.attempt.outcomes:
+        return
+    outcomes = {**draft.attempt.outcomes, worker: outcome}
+    draft.set_attempt(outcomes=outcomes, finished_members=tuple(outcomes))
+
+
+def witnessed(draft: Draft, witness: Evidence) -> None:
+    """Keep a witness of the attempt's ending."""
+    witness = witness.model_copy(update={"last_progress": draft.attempt.last_progress_at})
+    draft.set_attempt(evidence=add_evidence(draft.attempt.evidence, witness))
+
+
+_FOLDS: dict[str, Callable[[Draft, TimedEvent], None]] = {
+    events.PROGRESS: _progress,
+    events.RANK_CONNECTED: _connected,
+    events.RESTORED: _restored,
+    events.CHECKPOINT: _checkpoint,
+    events.CHECKPOINT_FAILED: _checkpoint_failed,
+    events.WARNING: _warning,
+    events.RANK_EXITED: _rank_exited,
+    events.HANG: _hang,
+    events.DRAIN_REQUESTED: _drain_requested,
+    events.ATTEMPT_ENDED: _attempt_ended,
+}

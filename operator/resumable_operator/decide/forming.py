@@ -1,0 +1,73 @@
+"""State ``forming``: the attempt is reserved; push it to its members, rank 0's agent first."""
+
+from __future__ import annotations
+
+from resumable_operator.decide.actions import SendAssignment
+from resumable_operator.decide.assign import assignment
+from resumable_operator.decide.draft import Draft
+from resumable_operator.decide.ending import begin_ending
+from resumable_operator.decide.fold import witnessed
+from resumable_operator.decide.interruptions import recovered
+from resumable_operator.decide.planned import unavoidable_change
+from resumable_operator.decide.views import has_assignment, known_state, rank_zero
+from resumable_operator.model import Evidence
+
+LONGEST_FORMING_SECONDS = (
+    60.0  # agents answer in milliseconds; one that must first reap old ranks, in seconds
+)
+
+
+def step(draft: Draft) -> None:
+    attempt = draft.attempt
+    change = unavoidable_change(draft)
+    if change is not None and not attempt.evidence:
+        draft.set_attempt(drain_cause=change.cause, drain_reason=change.reason)
+    _give_up_on_mute_members(draft)
+    if draft.attempt.evidence or change is not None:
+        begin_ending(draft)
+        return
+    port = _master_port(draft)
+    missing = [
+        member.worker
+        for member in attempt.members
+        if not has_assignment(draft, known_state(draft, member.worker))
+    ]
+    if not missing:
+        _all_running(draft)
+        return
+    first = rank_zero(draft).worker
+    for worker in missing:
+        if worker == first or port:
+            draft.act(SendAssignment(assignment(draft.observation.job, draft.status, worker, port)))
+    draft.note(
+        f"attempt {attempt.number}: {len(missing)} of {len(attempt.members)} workers have no assignment yet"
+    )
+    draft.wake(attempt.reserved_at + LONGEST_FORMING_SECONDS)
+
+
+def _master_port(draft: Draft) -> int:
+    """The port that rank 0's agent chose; 0 until it says. Kept in status for the members that come later."""
+    state = known_state(draft, rank_zero(draft).worker)
+    if state is not None and has_assignment(draft, state) and state.master_port:
+        if state.master_port != draft.attempt.master_port:
+            draft.set_attempt(master_port=state.master_port)
+        return state.master_port
+    return draft.attempt.master_port if has_assignment(draft, state) else 0
+
+
+def _give_up_on_mute_members(draft: Draft) -> None:
+    attempt = draft.attempt
+    if draft.now < attempt.reserved_at + LONGEST_FORMING_SECONDS:
+        return
+    for member in attempt.members:
+        if not has_assignment(draft, known_state(draft, member.worker)):
+            message = f"{member.worker} did not take its assignment for {LONGEST_FORMING_SECONDS:g} s"
+            witnessed(draft, Evidence(at=draft.now, cause="node_lost", worker=member.worker, message=message))
+
+
+def _all_running(draft: Draft) -> None:
+    draft.set_attempt(state="running", running_at=draft.now)
+    draft.set(start_failures=0, create_after=None)
+    draft.reserve()
+    if draft.status.uses_library is False:
+        recovered(draft, draft.now)  # a script that reports no steps is back when it runs

@@ -1,0 +1,78 @@
+"""What each worker is good for: ready, on its way, or to be replaced."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from resumable_operator.decide.draft import Draft
+from resumable_operator.decide.observation import Worker
+from resumable_operator.decide.size import Supply
+from resumable_operator.decide.views import SILENT_AFTER_SECONDS, ended, heard, is_member, node_gone, node_of
+
+Health = Literal["ready", "starting", "queued", "doomed", "dead"]
+
+
+def health(draft: Draft, worker: Worker) -> Health:
+    """``doomed``: exists, but is not to be used for another attempt; ``dead``: has ended."""
+    if ended(worker):
+        return "dead"
+    if _is_doomed(draft, worker):
+        return "doomed"
+    if worker.phase == "pending":
+        return "starting" if worker.node or draft.observation.capacity is not None else "queued"
+    agent = draft.observation.agents.get(worker.name)
+    usable = worker.address and worker.agent_port and heard(agent, draft.now)
+    return "ready" if usable else "starting"
+
+
+def ready_workers(draft: Draft) -> list[Worker]:
+    return [worker for worker in draft.observation.workers if health(draft, worker) == "ready"]
+
+
+def supply(draft: Draft) -> Supply:
+    """The job's workers, counted by what they are good for."""
+    states = [health(draft, worker) for worker in draft.observation.workers]
+    return Supply(states.count("ready"), states.count("starting"), states.count("queued"), creatable(draft))
+
+
+def creatable(draft: Draft) -> int | None:
+    """How many more workers could exist now; those on their way out still take room."""
+    capacity = draft.observation.capacity
+    if capacity is None:
+        return None
+    return max(0, capacity - sum(not ended(worker) for worker in draft.observation.workers))
+
+
+def _is_doomed(draft: Draft, worker: Worker) -> bool:
+    agent, node = draft.observation.agents.get(worker.name), node_of(draft, worker)
+    state = agent.state if agent else None
+    return (
+        worker.incarnation < draft.status.incarnations.get(str(worker.place), 0)
+        or worker.deleting
+        or worker.disruption is not None
+        or node_gone(node)
+        or (node is not None and (not node.ready or node.notice_deadline is not None))
+        or (node is not None and node.cordoned and draft.spec.recovery.drain_on_cordon)
+        or (state is not None and (state.terminating or state.unfit))
+        or _has_fallen_silent(draft, worker)
+    )
+
+
+def _has_fallen_silent(draft: Draft, worker: Worker) -> bool:
+    """Silent for ``silentSeconds``; not when most are, for then the operator's own network is suspect."""
+    if is_member(draft, worker.name):
+        return False  # whether a member is lost is for ``evidence`` to say
+    limit = max(draft.spec.recovery.silent_seconds, SILENT_AFTER_SECONDS)
+    silences = [_silent_for(draft, other) for other in draft.observation.workers if other.phase == "running"]
+    silent = sum(seconds >= SILENT_AFTER_SECONDS for seconds in silences)
+    if len(silences) > 1 and 2 * silent > len(silences):
+        return False
+    return worker.phase == "running" and _silent_for(draft, worker) >= limit
+
+
+def _silent_for(draft: Draft, worker: Worker) -> float:
+    """Seconds since the last word; an agent that was never heard is starting, not silent."""
+    agent = draft.observation.agents.get(worker.name)
+    if agent is None or agent.last_heard is None:
+        return 0.0
+    return draft.now - agent.last_heard

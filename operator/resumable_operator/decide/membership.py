@@ -1,0 +1,75 @@
+"""Who takes part in the next attempt, with which ranks; and its reservation."""
+
+from __future__ import annotations
+
+from resumable_operator.decide.assign import (
+    contract_members,
+    processes_per_worker,
+    settings_digest,
+    store_root,
+)
+from resumable_operator.decide.draft import Draft
+from resumable_operator.decide.interruptions import sized
+from resumable_operator.decide.observation import Worker
+from resumable_operator.model import AttemptStatus, MemberStatus
+from resumable_training.contract.assignment import membership_digest
+
+
+def choose_members(
+    ready: list[Worker], size: int, previous: tuple[MemberStatus, ...], ranks: int
+) -> tuple[MemberStatus, ...]:
+    """``size`` of the ready workers: those that took part before come first (they are warm), then low places.
+
+    Ranks go in order of place, so that the same workers get the same ranks again.
+    """
+    before = {member.worker for member in previous}
+    chosen = sorted(ready, key=lambda worker: (worker.name not in before, worker.place))[:size]
+    chosen.sort(key=lambda worker: (worker.place, worker.incarnation))
+    return tuple(
+        MemberStatus(
+            worker=worker.name,
+            place=worker.place,
+            incarnation=worker.incarnation,
+            address=worker.address,
+            agent_port=worker.agent_port,
+            first_rank=index * ranks,
+            ranks=ranks,
+        )
+        for index, worker in enumerate(chosen)
+    )
+
+
+def next_number(draft: Draft) -> int:
+    """One more than any that status or an agent knows: never used before."""
+    agents = draft.observation.agents.values()
+    return 1 + max([draft.attempt.number, *(agent.state.attempt for agent in agents if agent.state)])
+
+
+def reserve_attempt(draft: Draft, ready: list[Worker], size: int, reason: str) -> None:
+    """Write down the next attempt: number, members, digest. Sending follows, now or in a later pass."""
+    ranks = processes_per_worker(draft.spec)
+    members = choose_members(ready, size, draft.attempt.members, ranks)
+    number = next_number(draft)
+    if not draft.status.store:
+        draft.set(store=store_root(draft.spec.checkpoint))
+    draft.set(
+        attempt=AttemptStatus(
+            number=number,
+            digest=membership_digest(draft.observation.job.uid, number, contract_members(members)),
+            members=members,
+            state="forming",
+            world_size=ranks * size,
+            reserved_at=draft.now,
+            processes=ranks,
+            settings_digest=settings_digest(draft.spec),
+            start_step=0,
+        ),
+        size=size,
+        below_target_since=None,
+        below_min_since=None,
+        backoff_until=None,
+    )
+    sized(draft, size)
+    draft.tell(
+        "Normal", "AttemptReserved", f"attempt {number}: {size} workers, {ranks * size} ranks; {reason}"
+    )

@@ -1,0 +1,93 @@
+"""The word for people (``status.phase``), the control phase of the ledger, and the summary fields."""
+
+from __future__ import annotations
+
+from resumable_operator.decide import ledger
+from resumable_operator.decide.assign import store_root
+from resumable_operator.decide.conditions import set_if_known
+from resumable_operator.decide.draft import Draft
+from resumable_operator.decide.health import supply
+from resumable_operator.decide.size import largest_allowed
+from resumable_operator.model import JobPhase
+from resumable_training.contract.labels import LABEL_JOB_UID
+
+
+def job_phase(draft: Draft) -> JobPhase:
+    if draft.status.phase in ("Succeeded", "Failed"):
+        return draft.status.phase
+    if draft.alive and draft.attempt.state in ("running", "draining"):
+        return "Running" if draft.attempt.state == "running" else "Draining"
+    if draft.spec.suspend and not draft.alive:
+        return "Suspended"
+    endings = draft.status.interruptions
+    if draft.attempt.state == "ending" or (endings and not endings[-1].planned):
+        return "Recovering"
+    return "Forming" if draft.attempt.number or draft.observation.workers else "Pending"
+
+
+def settle_control_phase(draft: Draft) -> None:
+    """Open the ledger's phase for a time without reporting ranks. While they report, the fold does it."""
+    wanted = _control_phase(draft)
+    if wanted is not None and wanted != draft.status.ledger.open_phase:
+        draft.set(ledger=ledger.enter(draft.status.ledger, wanted, draft.now_ms))
+        draft.reserve()
+
+
+def _control_phase(draft: Draft) -> str | None:
+    attempt = draft.attempt
+    if draft.finished or attempt.state in ("draining", "ending"):
+        return None
+    if attempt.state == "running":
+        return ledger.RUNNING_OPAQUE if draft.status.uses_library is False else None
+    if draft.alive:
+        return _starting_phase(draft)
+    if draft.spec.suspend:
+        return ledger.SUSPENDED
+    return ledger.QUEUED if _starved(draft) else _starting_phase(draft)
+
+
+def _starting_phase(draft: Draft) -> str:
+    endings = draft.status.interruptions
+    if not endings:
+        return ledger.STARTING
+    return ledger.RESIZING if endings[-1].planned else ledger.RECOVERING
+
+
+def _starved(draft: Draft) -> bool:
+    """Not even the smallest size has room."""
+    have = supply(draft)
+    coming = have.ready + have.starting + (have.creatable or 0)
+    return largest_allowed(draft.spec.workers, coming) is None
+
+
+def summarize(draft: Draft) -> None:
+    """Fields and conditions that follow from the rest."""
+    job = draft.observation.job
+    phase = job_phase(draft)
+    if phase != draft.status.phase:
+        draft.reserve()
+    draft.set(
+        phase=phase,
+        reason=draft.status.reason if draft.finished else "; ".join(draft.notes),
+        observed_generation=job.generation,
+        replicas=sum(worker.phase == "running" for worker in draft.observation.workers),
+        selector=f"{LABEL_JOB_UID}={job.uid}",
+    )
+    _set_conditions(draft)
+
+
+def _set_conditions(draft: Draft) -> None:
+    outdated = sorted(name for name, agent in draft.observation.agents.items() if agent.outdated)
+    text = f"{len(outdated)} agents speak an older contract, e.g. {outdated[0]}" if outdated else ""
+    set_if_known(draft, "AgentOutdated", bool(outdated), "OlderContract", text)
+    wanted = store_root(draft.spec.checkpoint)
+    moved = bool(draft.status.store) and wanted != draft.status.store
+    text = (
+        f"spec.checkpoint: the storage changes only while suspended; still {draft.status.store}"
+        if moved
+        else ""
+    )
+    set_if_known(draft, "StorageChangeIgnored", moved, "NotSuspended", text)
+    set_if_known(
+        draft, "Suspended", draft.status.phase == "Suspended", "SpecSuspend", "suspended by spec.suspend"
+    )

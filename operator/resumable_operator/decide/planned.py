@@ -1,0 +1,133 @@
+"""Reasons to end an attempt on purpose: each is one function, the first that holds wins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from resumable_operator.decide.assign import processes_per_worker, template_digest
+from resumable_operator.decide.draft import Draft
+from resumable_operator.decide.evidence import notices
+from resumable_operator.decide.grow import growth
+from resumable_operator.decide.size import largest_allowed
+from resumable_operator.decide.views import heard_state, node_of
+
+SHORTEST_WINDOW_SECONDS = 0.5
+JUST_SAVED_SECONDS = 10.0  # a checkpoint this fresh is "at the next checkpoint"
+
+
+@dataclass(frozen=True)
+class Change:
+    """End the attempt with this cause, within the window."""
+
+    cause: str
+    reason: str
+    window_seconds: float
+
+
+def unavoidable_change(draft: Draft) -> Change | None:
+    """A reason that holds whatever the attempt is doing; also while it is forming."""
+    checks = (_deleted, _suspended, _overdue, _notice, _template, _processes, _size)
+    return next((change for check in checks if (change := check(draft)) is not None), None)
+
+
+def planned_change(draft: Draft) -> Change | None:
+    """A reason to end a running attempt."""
+    change = unavoidable_change(draft)
+    for check in (_not_ready_node, _cordon, _growth):
+        change = change or check(draft)
+    return change
+
+
+def overdue(draft: Draft) -> bool:
+    """The job is older than ``activeDeadlineSeconds``."""
+    limit, started = draft.spec.active_deadline_seconds, draft.status.started_at
+    if limit is None or started is None:
+        return False
+    draft.wake(started + limit)
+    return draft.now >= started + limit
+
+
+def _window(draft: Draft) -> float:
+    return draft.spec.recovery.drain_seconds
+
+
+def _deleted(draft: Draft) -> Change | None:
+    if not draft.observation.job.deleting:
+        return None
+    return Change("drained", "the job is being deleted", _window(draft))
+
+
+def _suspended(draft: Draft) -> Change | None:
+    return Change("suspend", "spec.suspend is set", _window(draft)) if draft.spec.suspend else None
+
+
+def _overdue(draft: Draft) -> Change | None:
+    if not overdue(draft):
+        return None
+    limit = draft.spec.active_deadline_seconds
+    return Change("deadline", f"spec.activeDeadlineSeconds ({limit:g} s) is over", _window(draft))
+
+
+def _notice(draft: Draft) -> Change | None:
+    """A member will be gone soon: the window is the smallest of its notice and ``drainSeconds``."""
+    for notice in notices(draft):
+        window = _window(draft)
+        if notice.deadline is not None:
+            window = min(window, max(SHORTEST_WINDOW_SECONDS, notice.deadline - draft.now))
+        return Change("preempted", notice.reason, window)
+    return None
+
+
+def _template(draft: Draft) -> Change | None:
+    if not draft.status.template_digest or template_digest(draft.spec) == draft.status.template_digest:
+        return None
+    return Change("config", "spec.template changed", _window(draft))
+
+
+def _processes(draft: Draft) -> Change | None:
+    before, wanted = draft.attempt.processes, processes_per_worker(draft.spec)
+    if before in (0, wanted):
+        return None
+    return Change("config", f"processesPerWorker changed from {before} to {wanted}", _window(draft))
+
+
+def _size(draft: Draft) -> Change | None:
+    """The size is not allowed any more, or above what is desired. Growing obeys the cool-down instead."""
+    size = len(draft.attempt.members)
+    if size in draft.spec.workers.allowed_sizes() and size <= draft.spec.workers.replicas:
+        return None
+    wanted = largest_allowed(draft.spec.workers, size)
+    target = f" to {wanted}" if wanted is not None else ""
+    return Change("scale", f"spec.workers changed: size {size}{target}", _window(draft))
+
+
+def _just_saved(draft: Draft) -> bool:
+    made = draft.status.checkpoint
+    return made is not None and draft.now - made.at <= JUST_SAVED_SECONDS
+
+
+def _not_ready_node(draft: Draft) -> Change | None:
+    """A node that is NotReady although its agent reports: replace it at the next checkpoint."""
+    for member in draft.attempt.members:
+        worker = draft.observation.worker(member.worker)
+        node = node_of(draft, worker) if worker else None
+        if node is not None and not node.ready and heard_state(draft, member.worker) and _just_saved(draft):
+            reason = f"node {node.name} is not ready; {member.worker} is replaced"
+            return Change("drained", reason, _window(draft))
+    return None
+
+
+def _cordon(draft: Draft) -> Change | None:
+    if not draft.spec.recovery.drain_on_cordon:
+        return None
+    for member in draft.attempt.members:
+        worker = draft.observation.worker(member.worker)
+        node = node_of(draft, worker) if worker else None
+        if node is not None and node.cordoned:
+            return Change("drained", f"node {node.name} is cordoned (drainOnCordon)", _window(draft))
+    return None
+
+
+def _growth(draft: Draft) -> Change | None:
+    reason = growth(draft)
+    return Change("scale", reason, _window(draft)) if reason is not None else None

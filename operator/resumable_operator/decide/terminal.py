@@ -1,0 +1,66 @@
+"""The end of a job: success or failure, and the cleaning up after it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from resumable_operator.decide import ledger
+from resumable_operator.decide.actions import DeleteWorker
+from resumable_operator.decide.conditions import set_condition
+from resumable_operator.decide.draft import Draft
+from resumable_operator.decide.observation import Worker
+from resumable_operator.decide.requests import send_shutdown
+from resumable_operator.decide.views import ended, heard_state
+
+_CONDITION_REASON = {"user": "UserError", "budget": "BudgetSpent", "deadline": "DeadlineExceeded"}
+SHUTDOWN_SECONDS = 10.0  # agents may take this long to end by themselves
+
+
+def succeed(draft: Draft) -> None:
+    """Every rank returned 0."""
+    message = f"attempt {draft.attempt.number} finished all its work"
+    _finish(draft, "Succeeded", message)
+    set_condition(draft, "Succeeded", "True", "AllRanksReturnedZero", message)
+    draft.tell("Normal", "Succeeded", message)
+
+
+def fail(draft: Draft, failure_class: Literal["user", "budget", "deadline"], message: str) -> None:
+    """Give up. ``message`` says what a person has to know."""
+    _finish(draft, "Failed", message)
+    draft.set(failure_class=failure_class)
+    set_condition(draft, "Failed", "True", _CONDITION_REASON[failure_class], message)
+    draft.tell("Warning", "Failed", message)
+
+
+def _finish(draft: Draft, phase: Literal["Succeeded", "Failed"], message: str) -> None:
+    settled = ledger.settle(draft.status.ledger, draft.status.ledger.open_phase, draft.now_ms)
+    draft.set_attempt(state="ended")
+    draft.set(phase=phase, reason=message, finished_at=draft.now, size=0, ledger=settled, backoff_until=None)
+    draft.note(message)
+    draft.reserve()
+
+
+def clean_up(draft: Draft) -> None:
+    """After the end no worker goes on; ended ones keep their logs until ``ttlSecondsAfterFinished``."""
+    finished_at = draft.status.finished_at if draft.status.finished_at is not None else draft.now
+    ttl = draft.spec.ttl_seconds_after_finished
+    expired = ttl is not None and draft.now >= finished_at + ttl
+    if ttl is not None:
+        draft.wake(finished_at + ttl)
+    late = draft.now >= finished_at + SHUTDOWN_SECONDS
+    for worker in draft.observation.workers:
+        _clean(draft, worker, expired, late)
+    draft.note(draft.status.reason)
+
+
+def _clean(draft: Draft, worker: Worker, expired: bool, late: bool) -> None:
+    if expired and not worker.deleting:
+        draft.act(DeleteWorker(worker.name, 0.0, "the job's time to live after its end is over"))
+    elif ended(worker):
+        return
+    elif late or (not worker.deleting and heard_state(draft, worker.name) is None):
+        draft.act(DeleteWorker(worker.name, 0.0, "the job has ended"))
+    elif not worker.deleting:
+        send_shutdown(draft, worker.name, "the job has ended")
+        finished_at = draft.status.finished_at if draft.status.finished_at is not None else draft.now
+        draft.wake(finished_at + SHUTDOWN_SECONDS)

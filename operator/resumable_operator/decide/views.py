@@ -1,0 +1,60 @@
+"""Look-ups that several policies share: which agents are heard, what they say, who is a member."""
+
+from __future__ import annotations
+
+from resumable_operator.decide.draft import Draft
+from resumable_operator.decide.observation import Agent, Node, Worker
+from resumable_operator.model import MemberStatus
+from resumable_training.contract.events import HEARTBEAT_SECONDS, AgentState
+
+SILENT_AFTER_SECONDS = 6 * HEARTBEAT_SECONDS  # a stream that says nothing this long is silent
+
+
+def heard(agent: Agent | None, now: float) -> bool:
+    """The agent spoke just now, so that what it says holds now."""
+    if agent is None or not agent.connected or agent.state is None or agent.last_heard is None:
+        return False
+    return now - agent.last_heard < SILENT_AFTER_SECONDS
+
+
+def known_state(draft: Draft, worker: str) -> AgentState | None:
+    """The newest state of an agent, however old."""
+    agent = draft.observation.agents.get(worker)
+    return agent.state if agent else None
+
+
+def heard_state(draft: Draft, worker: str) -> AgentState | None:
+    """The state of an agent that is heard now."""
+    agent = draft.observation.agents.get(worker)
+    return agent.state if agent is not None and heard(agent, draft.now) else None
+
+
+def has_assignment(draft: Draft, state: AgentState | None) -> bool:
+    """The agent has the current attempt's assignment."""
+    attempt = draft.attempt
+    return state is not None and (state.attempt, state.digest) == (attempt.number, attempt.digest)
+
+
+def has_live_ranks(state: AgentState | None) -> bool:
+    return state is not None and state.state in ("running", "draining")
+
+
+def ended(worker: Worker) -> bool:
+    return worker.phase in ("failed", "succeeded")
+
+
+def node_of(draft: Draft, worker: Worker) -> Node | None:
+    return draft.observation.nodes.get(worker.node) if worker.node else None
+
+
+def node_gone(node: Node | None) -> bool:
+    return node is not None and (not node.exists or node.out_of_service)
+
+
+def is_member(draft: Draft, worker: str) -> bool:
+    """It takes part in an attempt that has not ended."""
+    return draft.alive and any(member.worker == worker for member in draft.attempt.members)
+
+
+def rank_zero(draft: Draft) -> MemberStatus:
+    return next(member for member in draft.attempt.members if member.first_rank == 0)

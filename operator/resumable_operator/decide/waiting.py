@@ -1,0 +1,116 @@
+"""State ``ended``: no attempt lives. Start the next one, wait for workers, or have a reason for neither."""
+
+from __future__ import annotations
+
+from resumable_operator.decide.actions import DeleteWorker
+from resumable_operator.decide.backoff import delay_seconds
+from resumable_operator.decide.draft import Draft
+from resumable_operator.decide.health import ready_workers, supply
+from resumable_operator.decide.membership import reserve_attempt
+from resumable_operator.decide.planned import overdue
+from resumable_operator.decide.size import Start, choose_start
+from resumable_operator.decide.terminal import fail
+from resumable_operator.decide.views import ended
+from resumable_operator.decide.workers import apply_template
+
+_FIRST_BACKOFF_SECONDS = 30.0
+_LONGEST_BACKOFF_SECONDS = 600.0
+
+
+def step(draft: Draft) -> None:
+    if draft.observation.job.deleting:
+        draft.note("the job is being deleted: nothing is started for it")
+        return
+    if overdue(draft):
+        fail(
+            draft,
+            "deadline",
+            f"spec.activeDeadlineSeconds ({draft.spec.active_deadline_seconds:g} s) is over",
+        )
+        return
+    if draft.spec.suspend:
+        _suspend(draft)
+        return
+    apply_template(draft)
+    if _backing_off(draft):
+        return
+    start = _choose(draft)
+    if start.size is not None:
+        reserve_attempt(draft, ready_workers(draft), start.size, start.reason)
+        draft.note(start.reason)
+    else:
+        _wait(draft, start)
+
+
+def _suspend(draft: Draft) -> None:
+    """Nothing of the job stays; its storage may be changed now."""
+    draft.set(store="", below_min_since=None, below_target_since=None, backoff_until=None, backoff_count=0)
+    draft.note("suspended by spec.suspend")
+
+
+def _backing_off(draft: Draft) -> bool:
+    until = draft.status.backoff_until
+    if until is None:
+        return False
+    if draft.now >= until:
+        draft.set(backoff_until=None)
+        return False
+    draft.note("waiting before the next try")
+    draft.wake(until)
+    return True
+
+
+def _choose(draft: Draft) -> Start:
+    status, recovery = draft.status, draft.spec.recovery
+    since = status.below_target_since if status.below_target_since is not None else draft.now
+    restart = status.restart_seconds if status.attempt.number else float("inf")
+    return choose_start(
+        draft.spec.workers, supply(draft), draft.now - since, recovery.shrink_after_seconds, restart
+    )
+
+
+def _wait(draft: Draft, start: Start) -> None:
+    draft.note(start.reason)
+    if start.below_min:
+        _wait_below_min(draft)
+        return
+    if draft.status.below_target_since is None or draft.status.below_min_since is not None:
+        since = draft.status.below_target_since
+        draft.set(below_target_since=draft.now if since is None else since, below_min_since=None)
+        draft.reserve()
+    if start.wait_seconds is not None:
+        draft.wake(draft.now + start.wait_seconds)
+
+
+def _wait_below_min(draft: Draft) -> None:
+    """For too long: give the waiting workers back, so that two half-placed jobs do not block each other.
+
+    Where the room is known (one machine) nobody else waits for it.
+    """
+    if draft.status.below_min_since is None or draft.status.below_target_since is not None:
+        since = draft.status.below_min_since
+        draft.set(below_min_since=draft.now if since is None else since, below_target_since=None)
+        draft.reserve()
+    since = draft.status.below_min_since if draft.status.below_min_since is not None else draft.now
+    until = since + draft.spec.recovery.forming_timeout_seconds
+    if draft.observation.capacity is not None:
+        return
+    if draft.now < until:
+        draft.wake(until)
+        return
+    _give_back(draft)
+
+
+def _give_back(draft: Draft) -> None:
+    count = draft.status.backoff_count + 1
+    uid = draft.observation.job.uid
+    wait = delay_seconds(uid, count, _FIRST_BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS)
+    draft.set(backoff_count=count, backoff_until=draft.now + wait, below_min_since=None)
+    draft.wake(draft.now + wait)
+    limit = draft.spec.recovery.forming_timeout_seconds
+    reason = f"below the smallest size for {limit:g} s: the waiting workers are given back for {wait:.0f} s"
+    for worker in draft.observation.workers:
+        if not ended(worker) and not worker.deleting:
+            draft.act(DeleteWorker(worker.name, 0.0, reason))
+    draft.tell("Warning", "FormingTimeout", reason)
+    draft.note(reason)

@@ -1,0 +1,164 @@
+"""Which workers to create and which to delete. Names (place, incarnation) are reserved before use."""
+
+from __future__ import annotations
+
+from resumable_operator.decide.actions import CreateWorker, DeleteWorker
+from resumable_operator.decide.assign import template_digest
+from resumable_operator.decide.backoff import delay_seconds
+from resumable_operator.decide.draft import Draft
+from resumable_operator.decide.health import creatable, health
+from resumable_operator.decide.observation import Worker
+from resumable_operator.decide.views import ended, is_member, node_gone, node_of
+from resumable_training.contract.labels import worker_name
+
+GRACE_SECONDS = 5.0  # for an agent without ranks to end
+STUCK_SECONDS = 60.0  # a deletion that takes longer is forced when the node can't do it
+_ENDINGS_THAT_STOP = ("suspend", "deadline")
+_FIRST_DELAY_SECONDS = 1.0
+_LONGEST_DELAY_SECONDS = 60.0
+
+
+def tend_workers(draft: Draft) -> None:
+    """Bring the workers that exist closer to the ones that are wanted."""
+    kept = _keep(draft)
+    for worker in draft.observation.workers:
+        reason = _why_delete(draft, worker, kept)
+        if reason is not None and not worker.deleting:
+            grace = 0.0 if ended(worker) else GRACE_SECONDS
+            draft.act(DeleteWorker(worker.name, grace, reason))
+        elif worker.deleting:
+            _force_if_stuck(draft, worker)
+    if _may_create(draft):
+        _create_missing(draft, {worker.place for worker in kept})
+
+
+def apply_template(draft: Draft) -> None:
+    """With a new pod template all incarnations are obsolete; only between attempts."""
+    wanted = template_digest(draft.spec)
+    if wanted == draft.status.template_digest:
+        return
+    if draft.status.template_digest:
+        newer = {place: incarnation + 1 for place, incarnation in draft.status.incarnations.items()}
+        draft.set(incarnations=newer)
+        draft.tell("Normal", "TemplateChanged", "spec.template changed: all workers are replaced")
+    draft.set(template_digest=wanted)
+    draft.reserve()
+
+
+def _wants_none(draft: Draft) -> bool:
+    leaving = draft.alive and draft.attempt.drain_cause in _ENDINGS_THAT_STOP
+    return draft.observation.job.deleting or draft.spec.suspend or draft.finished or leaving
+
+
+def _wanted(draft: Draft) -> int:
+    workers = draft.spec.workers
+    return 0 if _wants_none(draft) else workers.replicas + workers.spares
+
+
+def _keep(draft: Draft) -> list[Worker]:
+    """The workers that fill places: members first, then whoever is furthest."""
+    order = {"ready": 1, "starting": 2, "queued": 3}
+    useful = [worker for worker in draft.observation.workers if health(draft, worker) in order]
+    useful.sort(
+        key=lambda worker: (not is_member(draft, worker.name), order[health(draft, worker)], worker.place)
+    )
+    return useful[: _wanted(draft)]
+
+
+def _why_delete(draft: Draft, worker: Worker, kept: list[Worker]) -> str | None:
+    if is_member(draft, worker.name):
+        return None
+    if _wants_none(draft):
+        return "suspended" if draft.spec.suspend else "the job is ending"
+    state = health(draft, worker)
+    if state == "dead":
+        return "it has ended"
+    if state == "doomed":
+        return "it is being replaced"
+    if worker not in kept and draft.attempt.state == "running":
+        return "more workers than wanted"
+    return None
+
+
+def _force_if_stuck(draft: Draft, worker: Worker) -> None:
+    """A pod on a dead node stays Terminating for ever: nobody is there to end it."""
+    if worker.deleting_since is None or is_member(draft, worker.name):
+        return
+    node = node_of(draft, worker)
+    if not node_gone(node) and (node is None or node.ready):
+        return
+    if draft.now < worker.deleting_since + STUCK_SECONDS:
+        draft.wake(worker.deleting_since + STUCK_SECONDS)
+        return
+    draft.act(DeleteWorker(worker.name, 0.0, f"still terminating after {STUCK_SECONDS:g} s on a dead node"))
+    if worker.name not in draft.status.forced:
+        existing = {other.name for other in draft.observation.workers}
+        forced = tuple(name for name in (*draft.status.forced, worker.name) if name in existing)
+        draft.set(forced=forced)
+        draft.tell("Warning", "DeletionForced", f"{worker.name} was stuck terminating on node {worker.node}")
+
+
+# ---- creating --------------------------------------------------------------------------------------------
+
+
+def _may_create(draft: Draft) -> bool:
+    if _wants_none(draft):
+        return False
+    backoff = draft.status.backoff_until
+    if backoff is not None and draft.now < backoff:
+        return False
+    after = draft.status.create_after
+    if after is not None and draft.now < after:
+        draft.wake(after)
+        return False
+    return True
+
+
+def _create_missing(draft: Draft, filled: set[int]) -> None:
+    missing = _wanted(draft) - len(filled)
+    room = creatable(draft)
+    count = missing if room is None else min(missing, room)
+    place = 0
+    while count > 0:
+        if place not in filled:
+            if not _fill(draft, place):
+                return
+            count -= 1
+        place += 1
+
+
+def _fill(draft: Draft, place: int) -> bool:
+    """Create the worker of a place, under a new name unless the reserved one is still unused.
+
+    False: it failed to start before; nothing is created for a while.
+    """
+    incarnation = draft.status.incarnations.get(str(place), 0)
+    job = draft.observation.job.name
+    name = worker_name(job, place, incarnation)
+    worker = draft.observation.worker(name)
+    used = worker is not None or any(member.worker == name for member in draft.attempt.members)
+    if incarnation == 0 or used:
+        incarnation += 1
+        draft.set(incarnations={**draft.status.incarnations, str(place): incarnation})
+        draft.reserve()
+    if worker is not None and _failed_to_start(draft, worker):
+        _delay(draft, worker)
+        return False
+    draft.act(CreateWorker(worker_name(job, place, incarnation), place, incarnation))
+    return True
+
+
+def _failed_to_start(draft: Draft, worker: Worker) -> bool:
+    took_part = any(member.worker == worker.name for member in draft.attempt.members)
+    return worker.phase == "failed" and worker.disruption is None and not took_part
+
+
+def _delay(draft: Draft, worker: Worker) -> None:
+    count = draft.status.start_failures + 1
+    uid = draft.observation.job.uid
+    wait = delay_seconds(uid, count, _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS)
+    draft.set(start_failures=count, create_after=draft.now + wait)
+    draft.wake(draft.now + wait)
+    why = worker.message or worker.reason or f"exit code {worker.exit_code}"
+    text = f"{worker.name} failed before it took part in an attempt ({why}); next try in {wait:.1f} s"
+    draft.tell("Warning", "WorkerFailed", text)
