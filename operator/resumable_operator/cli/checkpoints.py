@@ -30,6 +30,8 @@ from resumable_training.checkpoint.verify import DAMAGED, OK, Verdict, verify_ch
 from resumable_training.contract.codec import to_plain
 from resumable_training.contract.manifest import MARKER_FILE, parse_checkpoint_name
 
+WIDE = 80
+_NUMBERS = ("step", "attempt", "samples", "ranks", "size", "age")
 FOREIGN_DEPTH = 3  # directories below DIR that are searched for checkpoints of other programs
 
 
@@ -184,32 +186,35 @@ def _print_list(ours: list[CheckpointInfo], others: list[str], root: Path, conso
         console.print(f"{root} holds no checkpoints")
         return
     if ours:
-        console.print(_table(ours))
+        console.print(_table(ours, console.width))
     for name in others:
         console.print(f"{name}  (another program's; `rtj checkpoints verify` checks its structure)")
 
 
-def _table(ours: list[CheckpointInfo]) -> Table:
+def _table(ours: list[CheckpointInfo], width: int) -> Table:
+    """Name and state always; numbers where there is room for them."""
+    shown = _NUMBERS if width >= WIDE else ()
     table = Table(box=box.SIMPLE, pad_edge=False)
-    for name in ("checkpoint", "step", "attempt", "samples", "ranks", "size", "age"):
-        table.add_column(name, justify="left" if name == "checkpoint" else "right", no_wrap=True)
+    table.add_column("checkpoint", no_wrap=True)
+    for name in shown:
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("state", overflow="fold")
     newest = next((info.name for info in ours if info.resumable), None)
     for info in ours:
-        table.add_row(*_cells(info), _state(info, info.name == newest))
+        numbers = _numbers(info)
+        table.add_row(info.name, *[numbers[name] for name in shown], _state(info, info.name == newest))
     return table
 
 
-def _cells(info: CheckpointInfo) -> tuple[str, ...]:
-    return (
-        info.name,
-        str(info.step),
-        _known(info.attempt),
-        _known(info.samples),
-        _known(info.world_size),
-        byte_size(info.bytes),
-        duration(info.age_seconds),
-    )
+def _numbers(info: CheckpointInfo) -> dict[str, str]:
+    return {
+        "step": str(info.step),
+        "attempt": _known(info.attempt),
+        "samples": _known(info.samples),
+        "ranks": _known(info.world_size),
+        "size": byte_size(info.bytes),
+        "age": duration(info.age_seconds),
+    }
 
 
 def _known(value: int | None) -> str:

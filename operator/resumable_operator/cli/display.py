@@ -180,4 +180,5 @@ class Display:
         live.update(Group(table(rows, self._console.width), note), refresh=True)
 
     def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        """Colours that a rank wrote are kept on a terminal and dropped elsewhere."""
+        self._console.print(Text.from_ansi(line), soft_wrap=True)

@@ -22,7 +22,6 @@ from resumable_operator.cli.report_model import (
 )
 from resumable_operator.cli.rundir import RunDir, moment
 from resumable_operator.cli.units import byte_size, duration, percent
-from resumable_operator.errors import UserError
 
 TABLE_WIDTH = 80  # below it the interruptions are told in lines
 
@@ -48,11 +47,9 @@ def load_report(run: RunDir, now: float) -> Report:
     """Build the report of a run directory at ``now`` (seconds since the epoch).
 
     Raises:
-        UserError: the run has no status yet.
+        UsageProblem: the run has no status yet.
     """
-    status = run.status()
-    if status is None:
-        raise UserError(f"{run.path} has no status yet: its `rtj run` has only just begun")
+    status = run.written_status()
     return build_report(run.job(), status, run.history(), moment(status, run.owner() is not None, now))
 
 

@@ -107,6 +107,17 @@ class RunDir:
         except (KeyError, TypeError, ValidationError) as error:
             raise UsageProblem(f"{path} does not hold a status: {error}") from error
 
+    def written_status(self) -> JobStatus:
+        """The newest status written.
+
+        Raises:
+            UsageProblem: none was written yet.
+        """
+        status = self.status()
+        if status is None:
+            raise UsageProblem(f"{self.path} has no status yet: its `rtj run` has only just begun")
+        return status
+
     def history(self) -> Lines[HistoryEvent]:
         """All agent events that were folded, oldest first."""
         return _lines(self.files.history, _history_event)

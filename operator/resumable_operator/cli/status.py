@@ -15,12 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from resumable_operator.cli.display import Display
-from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.output import make_console
 from resumable_operator.cli.report_model import Ending
 from resumable_operator.cli.rundir import RunDir, moment
 from resumable_operator.cli.status_model import StatusView, build_view
 from resumable_operator.cli.units import byte_size, duration, percent
+from resumable_operator.model import JobStatus
 
 WATCH_SECONDS = 0.5
 ENDED = ("Succeeded", "Failed", "Suspended")
@@ -46,21 +46,16 @@ def status_command(run: Path, as_json: bool, watch: bool) -> None:
     if watch:
         _watch(directory, console)
     else:
-        _show(load_view(directory, time.time()), directory, as_json, console)
+        _show(load_view(directory, directory.written_status(), time.time()), as_json, console)
 
 
-def load_view(run: RunDir, now: float) -> StatusView | None:
-    """The view of a run directory at ``now``; None while it has no status."""
-    status = run.status()
-    if status is None:
-        return None
+def load_view(run: RunDir, status: JobStatus, now: float) -> StatusView:
+    """The view of a run directory at ``now``."""
     owner = run.owner()
     return build_view(run.job(), run.spec(), status, owner, moment(status, owner is not None, now))
 
 
-def _show(view: StatusView | None, run: RunDir, as_json: bool, console: Console) -> None:
-    if view is None:
-        raise UsageProblem(f"{run.path} has no status yet: its `rtj run` has only just begun")
+def _show(view: StatusView, as_json: bool, console: Console) -> None:
     if as_json:
         click.echo(json.dumps(view.plain(), indent=2))
     else:
@@ -88,12 +83,11 @@ def _follow(run: RunDir, show: Callable[[StatusView], None]) -> None:
 
 
 def _views(run: RunDir) -> Iterator[StatusView]:
+    """Views as time goes by. A run that is only just beginning is waited for."""
     while True:
-        view = load_view(run, time.time())
-        if view is not None:
-            yield view
-        elif run.owner() is None:
-            raise UsageProblem(f"{run.path} has no status, and no `rtj run` is there to write one")
+        status = run.status() if run.owner() is not None else run.written_status()
+        if status is not None:
+            yield load_view(run, status, time.time())
         time.sleep(WATCH_SECONDS)
 
 

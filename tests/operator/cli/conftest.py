@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +157,15 @@ class Run:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text)
         return path
+
+    @contextmanager
+    def owned(self) -> Iterator[None]:
+        """Own the directory as a living `rtj run` does."""
+        lock = self.path / "lock"
+        lock.write_text(f"{os.getpid()}\n")
+        with lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
 
 @pytest.fixture

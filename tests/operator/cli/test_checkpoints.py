@@ -1,0 +1,206 @@
+"""`rtj checkpoints`: what a store holds, what can be resumed from, whether its bytes are whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from resumable_training.checkpoint.documents import seal
+from resumable_training.checkpoint.verify import hash_bytes
+from resumable_training.contract.manifest import (
+    MANIFEST_FILE,
+    MARKER_FILE,
+    RECORDS_DIRECTORY,
+    Manifest,
+    Record,
+    StoreIdentity,
+    checkpoint_name,
+    record_name,
+)
+
+
+class Store:
+    """A checkpoint store on disk, without torch: the marker is any bytes that its manifest vouches for."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / RECORDS_DIRECTORY).mkdir(parents=True)
+        (root / "store.json").write_bytes(seal(StoreIdentity("s-1", "local/train")))
+
+    def record(self, seq: int, parent: str | None = None) -> None:
+        record = Record(seq=seq, job_uid="u-1", attempt=seq, parent=parent)
+        (self.root / RECORDS_DIRECTORY / record_name(seq)).write_bytes(seal(record))
+
+    def save(self, step: int, record: int, complete: bool = True) -> Path:
+        directory = self.root / checkpoint_name(step, record)
+        directory.mkdir()
+        files = {"__0_0.distcp": b"weights" * 1000, MARKER_FILE: b"marker"}
+        manifest = Manifest(
+            store_id="s-1",
+            record=record,
+            step=step,
+            samples=step * 16,
+            world_size=3,
+            files={name: hash_bytes(data) for name, data in files.items()},
+            attempt=record,
+        )
+        (directory / MANIFEST_FILE).write_bytes(seal(manifest))
+        for name, data in files.items():
+            if complete or name != MARKER_FILE:
+                (directory / name).write_bytes(data)
+        return directory
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Attempt 1 saved 10, 20 and 30; attempt 2 went on from 20, saved 25 and is writing 35."""
+    made = Store(tmp_path / "store")
+    made.record(1)
+    for step in (10, 20, 30):
+        made.save(step, 1)
+    made.record(2, parent=checkpoint_name(20, 1))
+    made.save(25, 2)
+    made.save(35, 2, complete=False)
+    return made
+
+
+def lines(output: str) -> dict[str, str]:
+    """The line of each checkpoint, by name, without padding."""
+    found = [line.split() for line in output.splitlines()]
+    return {words[0]: " ".join(words[1:]) for words in found if words and words[0].startswith("step-")}
+
+
+def test_the_list_says_what_can_be_resumed_from(store, rtj) -> None:
+    """One is the next resume point; of each other it is said whether it could be one and why not."""
+    result = rtj("checkpoints", "list", store.root)
+    assert result.exit_code == 0
+    told = lines(result.output)
+    assert list(told) == [checkpoint_name(*c) for c in ((35, 2), (25, 2), (30, 1), (20, 1), (10, 1))]
+    assert "incomplete" in told["step-00000035.2"]
+    assert told["step-00000025.2"].startswith("25 2 400 3 7.")
+    assert told["step-00000025.2"].endswith("next resume point")
+    assert "off the chain" in told["step-00000030.1"]
+    assert told["step-00000020.1"].endswith("complete")
+
+
+def test_the_list_as_json(store, rtj) -> None:
+    """Programs get the same facts by name."""
+    told = json.loads(rtj("checkpoints", "list", store.root, "--json").output)
+    assert [item["step"] for item in told] == [35, 25, 30, 20, 10]
+    assert [item["complete"] for item in told] == [False, True, True, True, True]
+    assert told[2]["on_chain"] is False
+
+
+def test_verifying_whole_checkpoints_succeeds(store, rtj) -> None:
+    """Every byte is read; what is incomplete is not a checkpoint yet and no failure."""
+    result = rtj("checkpoints", "verify", store.root)
+    assert result.exit_code == 0
+    assert lines(result.output) == dict.fromkeys(
+        [checkpoint_name(*c) for c in ((25, 2), (30, 1), (20, 1), (10, 1))], "ok"
+    )
+
+
+def test_one_flipped_bit_is_found(store, rtj) -> None:
+    """Same size, same name, other bytes: proved damaged, exit code 1, and the others are still checked."""
+    shard = store.root / checkpoint_name(20, 1) / "__0_0.distcp"
+    data = bytearray(shard.read_bytes())
+    data[3000] ^= 1
+    shard.write_bytes(data)
+    result = rtj("checkpoints", "verify", store.root)
+    assert result.exit_code == 1
+    told = lines(result.output)
+    assert told["step-00000020.1"].startswith("damaged: __0_0.distcp")
+    assert told["step-00000010.1"] == "ok"
+    assert rtj("checkpoints", "verify", store.root, "--step", 10).exit_code == 0
+    (only,) = json.loads(rtj("checkpoints", "verify", store.root, "--step", 20, "--json").output)
+    assert (only["outcome"], only["foreign"]) == ("damaged", False)
+
+
+def test_a_store_that_can_not_be_read_leaves_it_open(store, rtj, monkeypatch) -> None:
+    """An I/O error proves nothing: neither whole nor damaged, another exit code."""
+    from resumable_training.checkpoint.errors import StorageUnavailable
+    from resumable_training.checkpoint.local import LocalStore
+
+    def fail(*_: object) -> bytes:
+        raise StorageUnavailable("Input/output error")
+
+    monkeypatch.setattr(LocalStore, "open_read", fail)
+    result = rtj("checkpoints", "verify", store.root, "--step", 10)
+    assert result.exit_code == 6
+    assert "cannot tell: Input/output error" in result.output
+    monkeypatch.setattr(LocalStore, "list", fail)
+    for verb in ("list", "verify"):
+        result = rtj("checkpoints", verb, store.root)
+        assert (result.exit_code, result.output) == (6, "Error: Input/output error\n")
+
+
+def test_a_step_that_is_not_there_names_those_that_are(store, rtj) -> None:
+    """Incomplete ones are not offered."""
+    result = rtj("checkpoints", "verify", store.root, "--step", 35)
+    assert result.exit_code == 2
+    assert "it has steps [10, 20, 25, 30]" in result.output
+
+
+def test_a_run_directory_stands_for_its_store(bare, rtj) -> None:
+    """The user knows the run, not where its checkpoints lie."""
+    bare.job()
+    Store(bare.path / "checkpoints").save(10, 1)
+    assert "step-00000010.1" in rtj("checkpoints", "list", bare.path).output
+    assert rtj("checkpoints", "verify", bare.path).exit_code == 0
+
+
+def test_one_checkpoint_can_be_verified_by_its_own_path(store, rtj) -> None:
+    """Its manifest counts there too."""
+    directory = store.root / checkpoint_name(25, 2)
+    assert lines(rtj("checkpoints", "verify", directory).output) == {"step-00000025.2": "ok"}
+    (directory / "__0_0.distcp").write_bytes(b"short")
+    result = rtj("checkpoints", "verify", directory)
+    assert result.exit_code == 1
+    assert "has 5 bytes, not 7000" in result.output
+
+
+def test_other_programs_directories_are_found_below(store, rtj) -> None:
+    """A directory with a marker and a name of its own is another program's; ours are not named twice."""
+    for name in ("epoch-3", "deep/er/epoch-4"):
+        (store.root / name).mkdir(parents=True)
+        (store.root / name / MARKER_FILE).write_bytes(b"no pickle")
+    output = rtj("checkpoints", "list", store.root).output
+    assert output.count("another program's") == 2
+    told = json.loads(rtj("checkpoints", "list", store.root, "--json").output)
+    assert told[-2:] == [{"name": "deep/er/epoch-4", "foreign": True}, {"name": "epoch-3", "foreign": True}]
+    result = rtj("checkpoints", "verify", store.root / "epoch-3")
+    assert result.exit_code == 1
+    assert "epoch-3  damaged: .metadata" in result.output
+
+
+@pytest.mark.parametrize("verb", ["list", "verify"])
+def test_a_directory_that_does_not_exist_is_a_usage_error(tmp_path: Path, rtj, verb: str) -> None:
+    """Mistyped paths are not empty stores."""
+    result = rtj("checkpoints", verb, tmp_path / "nowhere")
+    assert (result.exit_code, result.output) == (2, f"Error: {tmp_path / 'nowhere'}: no such directory\n")
+
+
+def test_a_run_that_made_no_checkpoint_says_so(bare, rtj) -> None:
+    """Not the run is missing, its checkpoints are."""
+    result = rtj("checkpoints", "list", bare.job().path)
+    assert result.exit_code == 2
+    assert "this run has made no checkpoint" in result.output
+
+
+def test_an_empty_directory_holds_nothing_to_list_or_verify(tmp_path: Path, rtj) -> None:
+    """Listing nothing is fine; verifying nothing must not look like success."""
+    assert rtj("checkpoints", "list", tmp_path).output == f"{tmp_path} holds no checkpoints\n"
+    assert rtj("checkpoints", "list", tmp_path, "--json").output == "[]\n"
+    result = rtj("checkpoints", "verify", tmp_path)
+    assert result.exit_code == 2
+    assert "holds no complete checkpoint" in result.output
+
+
+@pytest.mark.parametrize("columns", [50, 79, 80, 120])
+def test_narrow_terminals_keep_the_names(store, rtj, columns: int) -> None:
+    """The name is what one copies; it is never cut."""
+    output = rtj("checkpoints", "list", store.root, columns=columns).output
+    assert "step-00000025.2" in output
+    assert all(len(line) <= columns for line in output.splitlines())

@@ -1,0 +1,116 @@
+"""The command line is an interface: its commands, arguments and options change only on purpose."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from resumable_operator.cli.main import COMMANDS, cli
+
+FROZEN: dict[str, list[str]] = {
+    "checkpoints list": ["--json", "DIR"],
+    "checkpoints verify": ["--json", "--step", "DIR"],
+    "demo": ["--dir", "--steps", "--time-limit"],
+    "fault": ["--back-after", "--grace", "--rank", "--scope", "--seconds", "--worker", "FAULT", "RUN"],
+    "logs": ["--attempt", "--follow/-f", "--rank", "RUN"],
+    "report": ["--json", "RUN"],
+    "run": [
+        "--checkpoint-dir",
+        "--dir",
+        "--drain-seconds",
+        "--fresh",
+        "--grow-cooldown",
+        "--hang-seconds",
+        "--keep",
+        "--module/-m",
+        "--name",
+        "--processes-per-worker",
+        "--quiet",
+        "--replicas",
+        "--save-every-seconds",
+        "--save-every-steps",
+        "--shrink-after",
+        "--trace-samples",
+        "--workers",
+        "ARGUMENTS",
+        "SCRIPT",
+    ],
+    "status": ["--json", "--watch", "RUN"],
+}
+
+
+def _commands(group: click.Group, prefix: str = "") -> dict[str, click.Command]:
+    context = click.Context(group)
+    found: dict[str, click.Command] = {}
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            found |= _commands(command, f"{prefix}{name} ")
+        elif command is not None:
+            found[prefix + name] = command
+    return found
+
+
+def _parameters(command: click.Command) -> list[str]:
+    names = []
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            names.append("/".join(sorted([*parameter.opts, *parameter.secondary_opts])))
+        else:
+            names.append(parameter.human_readable_name)
+    return sorted(names)
+
+
+def test_the_commands_are_frozen() -> None:
+    """A command that appears, vanishes or is renamed is a change of the interface."""
+    assert list(COMMANDS) == ["run", "status", "logs", "report", "checkpoints", "fault", "demo"]
+
+
+def test_arguments_and_options_are_frozen() -> None:
+    """So is an option."""
+    assert {name: _parameters(command) for name, command in _commands(cli).items()} == FROZEN
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_every_command_explains_itself(name: str) -> None:
+    """A newcomer can work from `--help`: what it does, and what each option means."""
+    command = _commands(cli)[name]
+    assert command.help
+    assert all(parameter.help for parameter in command.params if isinstance(parameter, click.Option))
+    for flag in ("--help", "-h"):
+        result = CliRunner().invoke(cli, [*name.split(), flag])
+        assert result.exit_code == 0
+        first_sentence = command.help.split(".")[0].split()
+        assert " ".join(first_sentence) in " ".join(result.output.split())
+
+
+def test_the_list_of_commands_says_one_line_about_each() -> None:
+    """Nothing is cut off in 80 columns."""
+    lines = CliRunner().invoke(cli, ["--help"], terminal_width=80).output.splitlines()
+    for name, entry in COMMANDS.items():
+        assert any(line.split() == [name, *entry.summary.split()] for line in lines)
+
+
+def test_help_and_version_import_no_command() -> None:
+    """`rtj --help` answers at once: no pydantic, rich, aiohttp or torch is loaded for it."""
+    heavy = ("pydantic", "rich", "aiohttp", "torch", "yaml")
+    for flag in ("--help", "--version"):
+        code = (
+            "import sys\n"
+            "from resumable_operator.cli.main import cli\n"
+            f"cli.main(['{flag}'], standalone_mode=False)\n"
+            f"print('loaded:', [name for name in {heavy} if name in sys.modules])"
+        )
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert "loaded: []" in result.stdout, result.stderr
+
+
+def test_the_version_is_the_distributions() -> None:
+    """One number, kept in one place."""
+    from importlib.metadata import version
+
+    assert CliRunner().invoke(cli, ["--version"]).output == f"rtj, version {version('resumable-training')}\n"

@@ -1,0 +1,195 @@
+"""`rtj status` and `rtj report` over run directories, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from resumable_operator.cli.rundir import RunDir
+from resumable_operator.cli.status_model import budgets_left
+from resumable_operator.model import BudgetStatus, JobSpec, JobStatus
+
+COMMANDS = ("status", "report")
+
+
+def test_status_tells_what_why_and_what_was_lost(run, rtj) -> None:
+    """One look answers: what is it doing, how far is it, what happened last, how much may still go wrong."""
+    result = rtj("status", run.path)
+    assert result.exit_code == 0
+    for text in (
+        "train  Running: all 3 workers train",
+        "3 (running), world size 3",
+        "3 of 3 workers; allowed 1-4",
+        "200, 400 ms a step",
+        "2.346",
+        "step 190 (step-00000190.3), 12.5 MB, 5.0 s ago, stopped training for 120 ms",
+        "80.0 % = scheduling 99.0 % x runtime 80.8 %",
+        "user error 3 of 3, infrastructure 99 of 100, preemption 1000 of 1000, without progress 4 of 5",
+        "node_lost 1, scale 1",
+        "Valid=True (Accepted)",
+        "last interruption: node_lost, attempt 1, 59.6 s ago",
+        "train-1-1 rank 1: worker train-1-1 is gone (killed by SIGKILL)",
+        "detected after 400 ms, recovered after 5.6 s, 4 steps redone",
+        "| Traceback [not markup]",
+    ):
+        assert text in result.output
+
+
+def test_status_says_whether_anybody_runs_it(run, rtj) -> None:
+    """An abandoned run looks like a running one in its files; the lock tells."""
+    assert (
+        "nobody runs it now; the same `rtj run` command line continues it" in rtj("status", run.path).output
+    )
+    with run.owned():
+        assert "process " in rtj("status", run.path).output
+    run.status(JobStatus(phase="Succeeded", finished_at=5.0))
+    assert "run           ended" in rtj("status", run.path).output
+
+
+def test_status_of_a_fresh_job_invents_nothing(run, rtj) -> None:
+    """No loss, no checkpoint, no interruption: said so, not shown as zeros."""
+    result = rtj("status", run.status(JobStatus()).path)
+    assert result.exit_code == 0
+    assert "none yet" in result.output
+    assert "last interruption" not in result.output
+
+
+def test_status_as_json_holds_all_of_it(run, rtj) -> None:
+    """Programs read the stored status and what is derived from it, in one object."""
+    told = json.loads(rtj("status", run.path, "--json").output)
+    assert told["status"] == RunDir(run.path).status().plain()
+    assert told["goodput"]["goodput"] == 0.8
+    assert told["budgetsLeft"][1] == {"name": "infrastructure", "left": 99, "limit": 100}
+    assert told["lastInterruption"]["evidence"] == "worker train-1-1 is gone (killed by SIGKILL)"
+    assert told["owner"] is None
+
+
+def test_budgets_forget_what_is_older_than_their_window() -> None:
+    """What is left is what the next decision will see."""
+    spec = JobSpec.model_validate(
+        {
+            "workers": {"replicas": 1},
+            "recovery": {"budgets": {"userError": {"limit": 2, "windowSeconds": 100}}},
+        }
+    )
+    status = JobStatus(budgets=BudgetStatus(user_error=(0.0, 50.0, 60.0, 99.0), without_progress=9))
+    left = {item.name: item.left for item in budgets_left(spec, status, 100.0)}
+    assert (left["user error"], left["without progress"]) == (0, 0)
+    assert {item.name: item.left for item in budgets_left(spec, status, 155.0)}["user error"] == 0
+    assert {item.name: item.left for item in budgets_left(spec, status, 165.0)}["user error"] == 1
+
+
+def test_watching_ends_when_the_job_has(run, rtj) -> None:
+    """Piped, a watched job is a line per change; nothing is left waiting."""
+    with run.owned():
+        run.status(JobStatus(phase="Failed", reason="budget spent\nTraceback"))
+        result = rtj("status", run.path, "--watch")
+    assert result.exit_code == 0
+    assert len(result.output.splitlines()) == 1
+    assert "Failed" in result.output
+
+
+def test_watching_a_run_that_nobody_owns_shows_it_once(run, rtj) -> None:
+    """There is nothing to wait for."""
+    assert len(rtj("status", run.path, "--watch").output.splitlines()) == 1
+
+
+def test_watching_sees_changes(run) -> None:
+    """A line for each, until the job ends."""
+    with run.owned():
+        command = [sys.executable, "-m", "resumable_operator.cli.main", "status", str(run.path), "--watch"]
+        watcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert "Running" in watcher.stdout.readline()
+            run.status(JobStatus(phase="Recovering"))
+            assert "Recovering" in watcher.stdout.readline()
+            run.status(JobStatus(phase="Succeeded"))
+            rest, _ = watcher.communicate(timeout=30)
+            assert "Succeeded" in rest
+            assert watcher.returncode == 0
+        finally:
+            watcher.kill()
+            watcher.wait()
+
+
+def test_watch_and_json_exclude_each_other(run, rtj) -> None:
+    """An option is refused rather than ignored."""
+    assert rtj("status", run.path, "--watch", "--json").exit_code == 2
+
+
+def test_the_report_says_where_time_went_and_what_failures_cost(run, rtj) -> None:
+    """Interruptions with evidence, phases that sum to the age, checkpoints, and the interval by Daly."""
+    result = rtj("report", run.path)
+    assert result.exit_code == 0
+    lines = [" ".join(line.split()) for line in result.output.splitlines()]
+    for line in (
+        "goodput 80.0 % = scheduling 99.0 % x runtime 80.8 %",
+        "1 40.4 s 1 node_lost 400 ms 5.6 s 4 3 > 2",
+        "2 1 min 10 s 2 scale (planned) 0 s 4.0 s 0 2 > 3",
+        "#1 node_lost: train-1-1 rank 1: worker train-1-1 is gone (killed by SIGKILL)",
+        "| Traceback [not markup]",
+        "productive 80.000 80.0 %",
+        "age 100.000 100.0 %",
+        "Checkpoints: 3 made, 1 failed; newest step-00000190.3",
+        "attempt 2 did not use step-00000024.1: hash of __0_0.distcp differs",
+    ):
+        assert line.replace("1 min 10 s", "70.0 s") in lines
+    assert any(
+        line.startswith("Save interval: should have been") and line.endswith("(Daly)") for line in lines
+    )
+
+
+def test_the_report_as_json_sums_up(run, rtj) -> None:
+    """Programs get the same numbers, and the phases sum to the age there too."""
+    told = json.loads(rtj("report", run.path, "--json").output)
+    assert sum(item["seconds"] for item in told["phases"]) == pytest.approx(told["goodput"]["ageSeconds"])
+    assert [item["cause"] for item in told["endings"]] == ["node_lost", "scale"]
+    assert told["checkpoints"]["made"] == 3
+    assert told["interval"]["interruptions"] == 1
+
+
+def test_damaged_history_is_said(run, rtj) -> None:
+    """A report over a history that was cut off says that it may lack something."""
+    run.history('{"at": 1, "wor')
+    result = rtj("report", run.path)
+    assert result.exit_code == 0
+    assert "1 damaged lines of history.jsonl were skipped." in result.output
+    assert "no save was measured" in result.output
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 79, 100, 200])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_line_is_wider_than_the_terminal(run, rtj, command: str, columns: int) -> None:
+    """Narrow terminals fold text; what matters is still there."""
+    result = rtj(command, run.path, columns=columns)
+    assert result.exit_code == 0
+    assert all(len(line) <= columns for line in result.output.splitlines())
+    if columns >= 40:
+        assert "node_lost" in result.output
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_piped_output_has_no_control_characters(run, rtj, command: str) -> None:
+    """Files and pagers get text."""
+    assert "\x1b" not in rtj(command, run.path).output
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "logs"])
+def test_what_is_not_a_run_is_a_usage_error_in_one_line(bare, rtj, command: str) -> None:
+    """Wrong directory: one line that says what is missing, exit code 2, no traceback."""
+    for path in (bare.path, bare.path / "nowhere"):
+        result = rtj(command, path)
+        assert result.exit_code == 2
+        assert result.output.startswith("Error: ")
+        assert len(result.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_run_without_status_is_told_apart(bare, rtj, command: str) -> None:
+    """It exists, it has only not begun."""
+    result = rtj(command, bare.job().path)
+    assert result.exit_code == 2
+    assert "has no status yet" in result.output
