@@ -64,7 +64,7 @@ class ProgressPage:
         descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
         try:
             if create:
-                os.ftruncate(descriptor, SIZE)
+                os.pwrite(descriptor, bytes(SIZE), 0)  # no hole: a full disk fails here, not as SIGBUS later
             elif os.fstat(descriptor).st_size < SIZE:
                 raise ValueError("%s is not a progress page" % path)
             self._map = mmap.mmap(descriptor, SIZE)
