@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from resumable_operator.cluster.local_files import RunFiles, is_live, read_json, write_json
+from resumable_operator.cluster.local_processes import machine_boot_id
 from resumable_operator.errors import ResumableError, UserError
 
 PREFIX = "rtj-"
@@ -42,9 +43,13 @@ class ControlServer:
         path = self._directory / "control"
         self._server = await asyncio.start_unix_server(self._serve, path, limit=LINE_BYTES)
         path.chmod(0o600)
-        write_json(
-            self._files.cluster, {"control": str(path), "pid": os.getpid(), "capacity": self._capacity}
-        )
+        plain = {
+            "control": str(path),
+            "pid": os.getpid(),
+            "machine_boot_id": machine_boot_id(),
+            "capacity": self._capacity,
+        }
+        write_json(self._files.cluster, plain)
         return self
 
     async def __aexit__(self, *_: object) -> None:

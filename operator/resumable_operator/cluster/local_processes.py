@@ -63,12 +63,10 @@ def rank_processes(directory: Path) -> dict[int, ProcessId]:
     return {int(rank): _process(entry) for rank, entry in plain.get("ranks", {}).items()}
 
 
-def recorded_processes(directory: Path, boot_id: str) -> list[ProcessId]:
-    """Agent and ranks that the worker's files name, if they were written in this boot of the machine."""
-    agent = read_json(directory / "agent.json") or {}
-    if not agent or agent.get("machine_boot_id", "") != boot_id:
-        return []
-    return [_process(agent), *rank_processes(directory).values()]
+def recorded_processes(directory: Path) -> list[ProcessId]:
+    """Agent and ranks that the worker's files name. They say nothing across boots of the machine."""
+    agent = read_json(directory / "agent.json")
+    return [*([_process(agent)] if agent else []), *rank_processes(directory).values()]
 
 
 def kill_worker_processes(
@@ -89,15 +87,16 @@ def kill_worker_processes(
         time.sleep(0.005)
 
 
-def kill_leftovers(workers: Path) -> list[int]:
+def kill_leftovers(workers: Path, boot_id: str | None) -> list[int]:
     """End what earlier agents below ``workers`` left behind; returns what could not be ended. Blocks.
 
-    Processes that files name are ended only if the files prove them to be the same; then all that carries
-    the variables of these workers.
+    Processes that files name are ended only if the files prove them to be the same: they were written in
+    this boot of the machine (``boot_id``: of the boot in which they were) and start times can be compared.
     """
-    boot_id = machine_boot_id()
-    directories = [path for path in workers.iterdir() if path.is_dir()]
-    recorded = [process for directory in directories for process in recorded_processes(directory, boot_id)]
+    recorded: list[ProcessId] = []
+    if boot_id == machine_boot_id() and PROC.joinpath("self").exists():
+        for directory in (path for path in workers.iterdir() if path.is_dir()):
+            recorded += recorded_processes(directory)
     return kill_worker_processes(workers, recorded)
 
 

@@ -61,7 +61,9 @@ class Cluster(Protocol):
         """
         ...
 
-    async def emit_event(self, job: Job, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
+    async def emit_event(
+        self, job: Job, kind: Literal["Normal", "Warning"], reason: str, message: str
+    ) -> None:
         """Tell people. Never raises: an event that can't be told must not stop a recovery."""
         ...
 
