@@ -92,6 +92,7 @@ class Record:
     parent_samples: int = 0
     nonce: str = ""  # tells one's own retried create from another writer's
     deliberate: bool = False  # a rollback or resumeFrom by the user
+    requested: Optional[str] = None  # resumeFrom in force; the same wish of a job is granted once
     created: float = 0.0
 
 

@@ -1,0 +1,391 @@
+"""The one door to checkpoints for the training loop: preflight, restore, save, close.
+
+Every method is called by all ranks; all return, or all raise the same kind of error.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from resumable_training.checkpoint import documents, identity, optimizers, resume
+from resumable_training.checkpoint.errors import (
+    CheckpointError,
+    NoResumePoint,
+    StorageUnavailable,
+    StoreExists,
+    StoreMisconfigured,
+    Superseded,
+)
+from resumable_training.checkpoint.listing import Survey, survey
+from resumable_training.checkpoint.load import Loaded, Loader, Source, verify_together
+from resumable_training.checkpoint.local import LocalStore
+from resumable_training.checkpoint.preflight import preflight
+from resumable_training.checkpoint.ranks import Ranks
+from resumable_training.checkpoint.reports import Fallback, RestoreReport, SaveReport
+from resumable_training.checkpoint.resume import Choice
+from resumable_training.checkpoint.retain import to_delete
+from resumable_training.checkpoint.save import Saver, SaveTask, SynchronousSaver
+from resumable_training.checkpoint.state import (
+    TrainingState,
+    build_state_dict,
+    check_schedules,
+    require_tracked,
+)
+from resumable_training.checkpoint.verify import DAMAGED, OK, Inspection
+from resumable_training.contract.assignment import CheckpointConfig
+from resumable_training.contract.manifest import (
+    MARKER_FILE,
+    RECORDS_DIRECTORY,
+    Manifest,
+    Record,
+    StoreIdentity,
+    checkpoint_name,
+    parse_checkpoint_name,
+    record_name,
+)
+
+RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # pauses before "cannot tell" ends the attempt
+_RESTORE_PIN_SECONDS = 3600.0
+
+
+class CheckpointEngine:
+    """Checkpoints of one attempt. ``config`` may be replaced while it runs; ``keep_*`` are read each time."""
+
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        job: str,
+        job_uid: str,
+        attempt: int,
+        group: dist.ProcessGroup | None,
+        rank: int,
+        world_size: int,
+        warn: Callable[[str], None],
+        *,
+        retry_seconds: Sequence[float] = RETRY_SECONDS,
+    ) -> None:
+        """``job``: "namespace/name"; ``warn`` is called on the rank that has something to say.
+
+        Raises:
+            StoreMisconfigured: no directory is configured.
+        """
+        if not config.directory:
+            raise StoreMisconfigured("no checkpoint directory is configured")
+        self.config = config
+        self._job, self._job_uid, self._attempt = job, job_uid, attempt
+        self._ranks = Ranks(group, rank, world_size)
+        self._warn = warn
+        self._retry_seconds = tuple(retry_seconds)
+        self._store = LocalStore(config.directory)
+        self._identity: StoreIdentity | None = None
+        self._record: Record | None = None
+        self._known_records: dict[int, Record] = {}
+        self._saver: Saver = SynchronousSaver(self._store, self._ranks)
+        self._failed_saves = 0
+        self._committed: SaveReport | None = None
+
+    @property
+    def store(self) -> LocalStore:
+        return self._store
+
+    @property
+    def record(self) -> Record | None:
+        """The record this attempt trains under; None before ``restore``."""
+        return self._record
+
+    def preflight(self) -> None:
+        """Claim the store and prove that it can be trusted; see ``preflight.preflight`` for errors."""
+        self._identity = preflight(self._store, self.config, self._job, self._ranks)
+
+    # Restore --------------------------------------------------------------------------------------------
+
+    def restore(self, state: TrainingState) -> RestoreReport | None:
+        """Load the newest verified checkpoint on the chain and append this attempt's record.
+
+        None: there was nothing to resume from, and starting from nothing is right.
+
+        Raises:
+            StateMismatch: the checkpoint does not fit; nothing was changed.
+            StorageUnavailable: cannot tell, after retries.
+            NoResumePoint: only damaged checkpoints, or the wanted one is not usable.
+            Superseded: a newer attempt has its record.
+        """
+        require_tracked(state)
+        started = time.monotonic()
+        fallback: list[Fallback] = []
+        pauses = list(self._retry_seconds)
+        while True:
+            try:
+                return self._restore_once(state, fallback, started)
+            except _ChooseAgain:
+                continue
+            except StorageUnavailable as error:
+                if not pauses:
+                    raise
+                self._say(f"{error}; trying again")
+                time.sleep(pauses.pop(0))
+
+    def _restore_once(
+        self, state: TrainingState, fallback: list[Fallback], started: float
+    ) -> RestoreReport | None:
+        rejected = [one.checkpoint for one in fallback]
+        choice, head = self._ranks.first(lambda: self._choose(rejected))
+        if choice.kind == resume.FRESH:
+            self._append_record(head + 1, None, deliberate=self.config.start_fresh)
+            return None
+        source = self._source(choice)
+        self._pin(source, hold=True)
+        seen = verify_together(source, self._ranks)
+        self._judge(choice, seen, fallback)
+        loaded = Loader(source, seen.marker, state, self._ranks, self._warn).load()
+        for disagreement in check_schedules(state):
+            self._say(f"{source.label}: {disagreement}")
+        record = self._append_record(
+            head + 1, choice.name, seen.manifest, deliberate=choice.kind == resume.DELIBERATE
+        )
+        self._pin(source, hold=False)
+        return _restore_report(source, record, loaded, fallback, time.monotonic() - started)
+
+    def _choose(self, rejected: Sequence[str]) -> tuple[Choice, int]:
+        identity.check_same(self._store, self._claimed)
+        seen = self._survey()
+        choice = resume.choose(seen, self.config, self._job_uid, self._attempt, rejected)
+        where = self._store.location
+        if choice.kind == resume.SUPERSEDED:
+            raise Superseded(choice.reason)
+        if choice.kind == resume.POOR_LISTING:
+            raise StorageUnavailable(
+                f"{where}: {choice.reason}. To start from nothing, set startFresh: true."
+            )
+        if choice.kind == resume.ALL_DAMAGED:
+            raise NoResumePoint(f"{where}: {choice.reason}. To start from nothing, set startFresh: true.")
+        return choice, seen.chain.head
+
+    def _survey(self) -> Survey:
+        seen = survey(self._store, self._known_records)
+        self._known_records = {seq: record for seq, record in seen.records.items() if record}
+        return seen
+
+    def _source(self, choice: Choice) -> Source:
+        """In this store by name; anything else is the path of a DCP directory."""
+        if parse_checkpoint_name(choice.name):
+            return Source(self._store, choice.name, choice.name)
+        path = Path(choice.name).absolute()
+        if path.parent == self._store.root and parse_checkpoint_name(path.name):
+            return Source(self._store, path.name, path.name)
+        return Source(LocalStore(path.parent), path.name, str(path), foreign=True)
+
+    def _judge(self, choice: Choice, seen: Inspection, fallback: list[Fallback]) -> None:
+        """Go on with a good checkpoint; choose again after a damaged one; give up on a wanted one."""
+        verdict = seen.verdict
+        if verdict.outcome == OK:
+            return
+        if verdict.outcome != DAMAGED:
+            raise StorageUnavailable(f"{choice.name}: cannot tell whether it is whole: {verdict.reason}")
+        if choice.kind == resume.DELIBERATE:
+            raise NoResumePoint(f"resumeFrom: {choice.name} can't be used: {verdict.reason}")
+        self._say(f"{choice.name} is damaged ({verdict.reason}): falling back to the next older checkpoint")
+        fallback.append(Fallback(choice.name, verdict.reason))
+        raise _ChooseAgain
+
+    def _pin(self, source: Source, *, hold: bool) -> None:
+        """Ask retention of an attempt that still runs to leave the checkpoint alone while it is read."""
+        if source.store is not self._store or self._ranks.rank != 0:
+            return
+        name = f"restore-{self._job_uid}-{self._attempt}".replace("/", "-")
+        until = time.time() + _RESTORE_PIN_SECONDS
+        try:
+            if hold:
+                documents.pin(self._store, name, documents.Pin(source.name, self._job, until))
+            else:
+                documents.unpin(self._store, name)
+        except CheckpointError as error:
+            self._warn(f"could not pin {source.name}: {error}")
+
+    def _append_record(
+        self, seq: int, parent: str | None, manifest: Manifest | None = None, *, deliberate: bool
+    ) -> Record:
+        """The act by which this attempt owns the store from here on; a loser of the race is superseded."""
+        record = Record(
+            seq=seq,
+            job_uid=self._job_uid,
+            attempt=self._attempt,
+            parent=parent,
+            parent_step=manifest.step if manifest else 0,
+            parent_samples=manifest.samples if manifest else 0,
+            nonce=uuid.uuid4().hex,
+            deliberate=deliberate,
+            requested=self.config.resume_from,
+            created=time.time(),
+        )
+        self._record = self._ranks.first(lambda: self._create_record(record))
+        return self._record
+
+    def _create_record(self, record: Record) -> Record:
+        name = f"{RECORDS_DIRECTORY}/{record_name(record.seq)}"
+        for pause in (*self._retry_seconds, None):
+            try:
+                self._store.create(name, documents.seal(record))
+                return record
+            except StoreExists:
+                break  # perhaps by our own earlier try
+            except StorageUnavailable:
+                if pause is None:
+                    raise
+                time.sleep(pause)
+        found = documents.read_records(self._store).get(record.seq)
+        if found is not None and found.nonce == record.nonce:
+            return record
+        by = f"attempt {found.attempt} of job {found.job_uid}" if found else "another attempt"
+        raise Superseded(f"record {record.seq} of {self._store.location} was made by {by}")
+
+    # Save -----------------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        state: TrainingState,
+        *,
+        step: int,
+        samples: int,
+        shared: Mapping[str, Any],
+        per_rank: Mapping[str, bytes],
+    ) -> SaveReport:
+        """Commit everything at ``step``. The report's ``ok`` tells; training goes on in either case.
+
+        Returns when the state may be changed again. Saving the same step twice commits once.
+
+        Raises:
+            Superseded: a newer attempt owns the store.
+            NotPlain: a value that could only be saved with pickle.
+        """
+        require_tracked(state)
+        assert self._record is not None, "restore comes before the first save"
+        if self._committed and (self._committed.step, self._committed.samples) == (step, samples):
+            return self._committed
+        name = checkpoint_name(step, self._record.seq)
+        envelope = self._envelope(state, step, samples, shared)
+        task = SaveTask(
+            name,
+            self._manifest(step, samples, shared),
+            lambda: build_state_dict(state, shared=envelope, per_rank=per_rank, rank=self._ranks.rank),
+            self._guard,
+        )
+        return self._finish(self._saver.begin(task))
+
+    def wait(self) -> SaveReport | None:
+        """Until the last save is durable; its final report, or None when there was none."""
+        return self._saver.wait()
+
+    def close(self) -> SaveReport | None:
+        """``wait``, and nothing may be saved afterwards."""
+        report = self.wait()
+        self._record = None
+        return report
+
+    def _envelope(
+        self, state: TrainingState, step: int, samples: int, shared: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        return {
+            "step": step,
+            "samples": samples,
+            "world_size": self._ranks.world_size,
+            "optimizers": {name: optimizers.class_name(state, name) for name in state.optimizers},
+            "shared": dict(shared),
+        }
+
+    def _manifest(self, step: int, samples: int, shared: Mapping[str, Any]) -> Manifest:
+        assert self._record is not None
+        fingerprint = shared.get("fingerprint")
+        return Manifest(
+            store_id=self._claimed.store_id,
+            record=self._record.seq,
+            step=step,
+            samples=samples,
+            world_size=self._ranks.world_size,
+            files={},
+            attempt=self._attempt,
+            data_fingerprint=fingerprint if isinstance(fingerprint, dict) else {},
+            blocking_ms=self._committed.blocking_ms if self._committed else 0,
+            durable_ms=self._committed.durable_ms if self._committed else 0,
+        )
+
+    @property
+    def _claimed(self) -> StoreIdentity:
+        assert self._identity is not None, "preflight comes first"
+        return self._identity
+
+    def _guard(self) -> None:
+        """On rank 0: is this still our store, and is our record still the newest?"""
+        assert self._record is not None
+        identity.check_same(self._store, self._claimed)
+        newest = max(documents.record_numbers(self._store), default=0)
+        if newest > self._record.seq:
+            raise Superseded(f"record {newest} is newer than ours ({self._record.seq})")
+        if newest < self._record.seq:
+            raise StorageUnavailable(f"{self._store.location} has lost record {self._record.seq}")
+
+    def _finish(self, report: SaveReport) -> SaveReport:
+        if not report.ok:
+            self._failed_saves += 1
+            self._say(
+                f"checkpoint {report.name} was not saved ({self._failed_saves} in a row),"
+                f" training goes on: {report.message}"
+            )
+            return report
+        self._failed_saves = 0
+        self._committed = report
+        if self._ranks.rank == 0:
+            self._retain()
+        return report
+
+    def _retain(self) -> None:
+        try:
+            for name in self._doomed():
+                self._store.delete(f"{name}/{MARKER_FILE}")  # first: half a checkpoint must not look whole
+                self._store.delete_tree(name)
+        except (CheckpointError, documents.DamagedDocument, OSError) as error:
+            self._warn(f"old checkpoints could not be deleted: {error}")
+
+    def _doomed(self) -> list[str]:
+        pinned = documents.read_pins(self._store, time.time())
+        seen = self._survey()
+        return to_delete(
+            seen.chain,
+            seen.complete,
+            seen.incomplete,
+            keep_last=self.config.keep_last,
+            keep_every_steps=self.config.keep_every_steps,
+            pinned=pinned,
+            in_flight=self._saver.in_flight(),
+        )
+
+    def _say(self, text: str) -> None:
+        if self._ranks.rank == 0:
+            self._warn(text)
+
+
+class _ChooseAgain(Exception):
+    """Not an error: the loop in ``restore`` goes round once more."""
+
+
+def _restore_report(
+    source: Source, record: Record, loaded: Loaded, fallback: Sequence[Fallback], seconds: float
+) -> RestoreReport:
+    shared = loaded.shared
+    return RestoreReport(
+        checkpoint=source.label,
+        record=record.seq,
+        step=shared.get("step", 0),
+        samples=shared.get("samples", 0),
+        shared=shared.get("shared", {}),
+        per_rank=loaded.per_rank,
+        saved_world_size=shared.get("world_size", 0),
+        fallback=tuple(fallback),
+        seconds=seconds,
+    )

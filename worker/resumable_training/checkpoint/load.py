@@ -1,0 +1,267 @@
+"""Verify a checkpoint on all ranks together, compare it with what is tracked, and load it.
+
+Nothing of the live state is touched before the comparison, and nothing is unpickled outside an allow list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import set_model_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+
+from resumable_training.checkpoint import optimizers, verify
+from resumable_training.checkpoint.errors import StateMismatch
+from resumable_training.checkpoint.files import SafeLoadPlanner, StoreReader, single_process_is_fine
+from resumable_training.checkpoint.marker import load_real
+from resumable_training.checkpoint.mismatch import Mismatch, Shape, compare
+from resumable_training.checkpoint.ranks import Ranks
+from resumable_training.checkpoint.save import storage_failure
+from resumable_training.checkpoint.state import (
+    SHARED_KEY,
+    STATEFUL_PREFIX,
+    TrainingState,
+    flat_modules,
+    per_rank_key,
+    shape_of,
+    stateful_key,
+    tensor_bytes,
+)
+from resumable_training.checkpoint.store import Store
+from resumable_training.checkpoint.values import from_text, to_text
+from resumable_training.checkpoint.verify import DAMAGED, OK, Inspection, Verdict
+
+Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint to load. ``foreign``: it may be another program's, without manifest and shared values."""
+
+    store: Store
+    name: str
+    label: str
+    foreign: bool = False
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What came with the tensors."""
+
+    shared: dict[str, Any] = field(default_factory=dict)
+    per_rank: dict[str, bytes] | None = None
+
+
+def verify_together(source: Source, ranks: Ranks) -> Inspection:
+    """Every byte is read once, by one of the ranks; all get the same verdict.
+
+    A mismatch is proof only if another rank reads the same: one bad machine must not orphan a checkpoint.
+    """
+    seen = ranks.first(lambda: verify.inspect(source.store, source.name, foreign=source.foreign))
+    if seen.verdict.outcome != OK or seen.manifest is None:
+        return seen
+    verdict = _verify_shares(source, seen, ranks, shift=0)
+    if verdict.outcome == DAMAGED:
+        again = _verify_shares(source, seen, ranks, shift=1)
+        if again.outcome != DAMAGED:
+            verdict = verify.cannot_tell(f"two reads of it differ: {verdict.reason}")
+    return Inspection(verdict, seen.marker, seen.manifest)
+
+
+def _verify_shares(source: Source, seen: Inspection, ranks: Ranks, shift: int) -> Verdict:
+    assert seen.manifest is not None
+    manifest = seen.manifest
+    share = ((ranks.rank + shift) % ranks.world_size, ranks.world_size)
+    return verify.worst(ranks.agree(lambda: verify.verify_blocks(source.store, source.name, manifest, share)))
+
+
+class Loader:
+    """Loads one verified checkpoint into the tracked state. All ranks call ``load``."""
+
+    def __init__(self, source: Source, marker: bytes, state: TrainingState, ranks: Ranks, warn: Warn) -> None:
+        self._source = source
+        self._metadata: Metadata = load_real(marker)
+        self._state = state
+        self._ranks = ranks
+        self._warn = warn
+        self._saved: dict[str, Any] = dict(self._metadata.state_dict_metadata)
+        paths = self._metadata.planner_data or {}
+        self._paths = {key: tuple(paths.get(key, tuple(key.split(".")))) for key in self._saved}
+
+    def load(self) -> Loaded:
+        """Raises StateMismatch before anything is changed, StorageUnavailable when the store fails."""
+        first = self._read(self._template_of(self._first_keys()))
+        shared = from_text(tensor_bytes(first[SHARED_KEY])) if SHARED_KEY in first else {}
+        self._ranks.together(lambda: self._compare(first, shared))
+        template = self._ranks.together(lambda: self._templates(first))
+        values = self._read(template)
+        self._ranks.together(lambda: self._apply(values, first))
+        return Loaded(shared, self._own_values(first))
+
+    def _read(self, template: dict[str, Any]) -> dict[str, Any]:
+        reader = StoreReader(self._source.store, self._source.name, self._metadata)
+        group = self._ranks.group
+        try:
+            with single_process_is_fine():
+                dcp_load(
+                    template,
+                    storage_reader=reader,
+                    planner=SafeLoadPlanner(),
+                    process_group=group,
+                    no_dist=group is None,
+                )
+        except CheckpointException as error:
+            raise storage_failure(error, f"loading {self._source.label}") from error
+        return template
+
+    def _template_of(self, keys: list[str]) -> dict[str, Any]:
+        """Places for saved values: a tensor on the CPU, or None for what is no tensor."""
+        return {key: self._place(key) for key in keys}
+
+    def _place(self, key: str) -> torch.Tensor | None:
+        saved = self._saved[key]
+        if isinstance(saved, TensorStorageMetadata):
+            return torch.empty(saved.size, dtype=saved.properties.dtype)
+        return None
+
+    def _first_keys(self) -> list[str]:
+        """Small values that say how to read the rest: texts, groups of optimizers, this rank's own values."""
+        own = per_rank_key(self._ranks.rank, "")
+        texts = {SHARED_KEY, *(stateful_key(name) for name in self._state.stateful)}
+        return [
+            key
+            for key in self._saved
+            if key in texts or key.startswith(own) or self._is_of_optimizer(key, "param_groups")
+        ]
+
+    def _is_of_optimizer(self, key: str, part: str) -> bool:
+        path = self._paths[key]
+        return len(path) > 1 and path[0] in self._state.optimizers and path[1] == part
+
+    def _own_values(self, first: Mapping[str, Any]) -> dict[str, bytes] | None:
+        own = per_rank_key(self._ranks.rank, "")
+        values = {key.removeprefix(own): tensor_bytes(v) for key, v in first.items() if key.startswith(own)}
+        return values or None
+
+    # What differs ---------------------------------------------------------------------------------------
+
+    def _compare(self, first: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
+        tracked = {key: shape_of(value) for key, value in flat_modules(self._state)[0].items()}
+        tracked.update({stateful_key(name): None for name in self._state.stateful})
+        saved = {key: self._shape(key) for key in self._saved if self._is_compared(key)}
+        notes: list[str] = []
+        for name in self._state.optimizers:
+            pairs = optimizers.compared(self._state, name, self._groups(name, first), shared)
+            tracked.update(pairs.tracked)
+            saved.update(pairs.saved)
+            notes += pairs.notes
+        mismatch = self._without_strangers(compare(tracked, saved, tuple(notes)))
+        if mismatch:
+            raise StateMismatch(mismatch.message(self._source.label))
+        self._warn_of_dtypes()
+
+    def _is_compared(self, key: str) -> bool:
+        """Tensors of a tracked object belong to its text; optimizers are compared by parameter."""
+        if key.startswith(STATEFUL_PREFIX):
+            return "/" not in key.removeprefix(STATEFUL_PREFIX)
+        if key == SHARED_KEY or (key.startswith("rank-") and "/" in key):
+            return False
+        return self._paths[key][0] not in self._state.optimizers
+
+    def _shape(self, key: str) -> Shape:
+        saved = self._saved[key]
+        is_text = key.startswith(STATEFUL_PREFIX)
+        return tuple(saved.size) if isinstance(saved, TensorStorageMetadata) and not is_text else None
+
+    def _without_strangers(self, mismatch: Mismatch) -> Mismatch:
+        """Another program's checkpoint may lack our tracked objects and hold things we have no use for."""
+        if SHARED_KEY in self._saved or not self._source.foreign:
+            return mismatch
+        unused = [key for key in mismatch.unexpected if self._paths[key][0] not in self._state.modules]
+        absent = [key for key in mismatch.missing if key.startswith(STATEFUL_PREFIX)]
+        if (unused or absent) and self._ranks.rank == 0:
+            fresh = ", ".join(key.removeprefix(STATEFUL_PREFIX) for key in sorted(absent)) or "nothing"
+            self._warn(
+                f"{self._source.label} was written by another program. In it and not used:"
+                f" {', '.join(sorted(unused)) or 'nothing'}. Not in it, so it starts fresh: {fresh}."
+            )
+        return mismatch.without({*unused, *absent})
+
+    def _warn_of_dtypes(self) -> None:
+        changed = [
+            f"{key} (saved {self._saved[key].properties.dtype}, now {value.dtype})"
+            for key, value in flat_modules(self._state)[0].items()
+            if isinstance(value, torch.Tensor) and self._saved[key].properties.dtype != value.dtype
+        ]
+        if changed and self._ranks.rank == 0:
+            self._warn(f"{self._source.label}: converted to another dtype: {', '.join(changed)}")
+
+    # What is loaded where -------------------------------------------------------------------------------
+
+    def _groups(self, name: str, first: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """Parameter groups of an optimizer as saved; None when it was not."""
+        nested: dict[str, Any] = {}
+        for key, value in first.items():
+            if self._is_of_optimizer(key, "param_groups") and self._paths[key][0] == name:
+                set_element(nested, self._paths[key][1:], value)
+        groups: list[dict[str, Any]] | None = nested.get("param_groups")
+        return groups
+
+    def _templates(self, first: Mapping[str, Any]) -> dict[str, Any]:
+        live, _ = flat_modules(self._state)
+        template = {key: value if isinstance(value, torch.Tensor) else None for key, value in live.items()}
+        for name in self._state.optimizers:
+            template.update(self._optimizer_template(name))
+        for name, thing in self._state.stateful.items():
+            if stateful_key(name) in first:
+                template.update(self._stateful_template(name, thing))
+        return template
+
+    def _optimizer_template(self, name: str) -> dict[str, Any]:
+        keys = [
+            key for key in self._saved if self._paths[key][0] == name and self._is_of_optimizer(key, "state")
+        ]
+        parameters = optimizers.parameters_by_name(self._state, name)
+        return {
+            key: optimizers.place_like(parameters[str(self._paths[key][2])], self._saved[key]) for key in keys
+        }
+
+    def _stateful_template(self, name: str, thing: Any) -> dict[str, Any]:
+        live: list[Any] = []
+        to_text(thing.state_dict(), live, where=name)
+        keys = sorted(key for key in self._saved if key.startswith(stateful_key(name) + "/"))
+        template: dict[str, Any] = {}
+        for index, key in enumerate(keys):
+            same = index < len(live) and tuple(live[index].shape) == tuple(self._saved[key].size)
+            template[key] = torch.empty_like(live[index]) if same else self._place(key)
+        return template
+
+    def _apply(self, values: dict[str, Any], first: Mapping[str, Any]) -> None:
+        self._apply_modules(values)
+        for name in self._state.optimizers:
+            saved = {
+                self._paths[key][2:]: value
+                for key, value in values.items()
+                if key in self._paths and self._paths[key][0] == name and self._is_of_optimizer(key, "state")
+            }
+            warnings = optimizers.apply(self._state, name, self._groups(name, first) or [], saved)
+            for warning in warnings if self._ranks.rank == 0 else ():
+                self._warn(f"{self._source.label}: {warning}")
+        for name, thing in self._state.stateful.items():
+            if stateful_key(name) in first:
+                tensors = [values[key] for key in sorted(values) if key.startswith(stateful_key(name) + "/")]
+                thing.load_state_dict(from_text(tensor_bytes(first[stateful_key(name)]), tensors))
+
+    def _apply_modules(self, values: Mapping[str, Any]) -> None:
+        live, paths = flat_modules(self._state)
+        nested: dict[str, Any] = {}
+        for key in live:
+            set_element(nested, paths[key], values[key])
+        for name, module in self._state.modules.items():
+            set_model_state_dict(module, nested[name])

@@ -1,0 +1,241 @@
+"""A checkpoint store in a directory, on a local disk or a shared file system (NFS, a PVC).
+
+Create-only writes are a synced temporary file and a hard link, which every POSIX file system refuses when
+the name exists; where links are missing, an exclusive open. Directories are synced too: without that a new
+name can be gone after a power loss. The root is made by ``prepare_root`` alone: a volume that is no longer
+mounted must not be written under its mount point.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from resumable_training.checkpoint.errors import (
+    CheckpointError,
+    StorageUnavailable,
+    StoreExists,
+    StoreNotFound,
+)
+from resumable_training.checkpoint.store import Entry
+
+TEMPORARY_PREFIX = ".tmp-"
+LOCAL_SECONDS = 1.0
+NETWORK_SECONDS = 30.0  # NFS attribute caches: a new directory may be seen this late elsewhere
+_LOCAL_FILE_SYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "overlay", "tmpfs", "zfs", "f2fs", "apfs"}
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+_NO_DIRECTORY_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+
+class LocalStore:
+    """Store (see ``store.Store``) in directory ``root``."""
+
+    def __init__(self, root: str | os.PathLike[str], visibility_seconds: float | None = None) -> None:
+        self.root = Path(root).absolute()
+        self._visibility_seconds = visibility_seconds
+
+    @property
+    def location(self) -> str:
+        return str(self.root)
+
+    @property
+    def visibility_seconds(self) -> float:
+        """How late a name made on another machine may be seen here, by the kind of file system."""
+        if self._visibility_seconds is None:
+            local = file_system_type(self.root) in _LOCAL_FILE_SYSTEMS
+            self._visibility_seconds = LOCAL_SECONDS if local else NETWORK_SECONDS
+        return self._visibility_seconds
+
+    @visibility_seconds.setter
+    def visibility_seconds(self, value: float) -> None:
+        self._visibility_seconds = value
+
+    def prepare_root(self) -> None:
+        """Make the root directory; called by preflight, and by nothing else."""
+        with _wrapped(self.location):
+            self.root.mkdir(parents=True, exist_ok=True)
+
+    def path(self, name: str) -> Path:
+        """Path of a name; names never leave the root."""
+        parts = name.split("/") if name else []
+        if any(part in ("", ".", "..") for part in parts):
+            raise ValueError(f"{name!r} is not a name in a store")
+        return self.root.joinpath(*parts)
+
+    def entries(self, directory: str = "") -> list[Entry]:
+        found: list[Entry] = []
+        with _wrapped(f"{self.location}/{directory}"):
+            try:
+                names = sorted(os.listdir(self.path(directory)))
+            except FileNotFoundError:
+                return []
+            for name in names:
+                if not name.startswith(TEMPORARY_PREFIX):
+                    found += self._entry(directory, name)
+        return found
+
+    def _entry(self, directory: str, name: str) -> list[Entry]:
+        try:
+            status = os.stat(self.path(directory) / name)
+        except FileNotFoundError:  # gone since the listing
+            return []
+        return [Entry(name, status.st_size, status.st_mtime, stat.S_ISDIR(status.st_mode))]
+
+    def size(self, name: str) -> int | None:
+        with _wrapped(name):
+            try:
+                return os.stat(self.path(name)).st_size
+            except FileNotFoundError:
+                return None
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        with _wrapped(name), self.path(name).open("rb") as stream:
+            stream.seek(offset)
+            return stream.read(-1 if length is None else length)
+
+    def create(self, name: str, data: bytes) -> None:
+        target = self.path(name)
+        with _wrapped(name), self._temporary(target, data) as temporary:
+            try:
+                os.link(temporary, target)
+            except FileExistsError:
+                # Over NFS a link can succeed although its repeated request was refused.
+                if os.stat(temporary).st_nlink != 2:
+                    raise
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                create_exclusively(target, data)
+            sync_directory(target.parent)
+
+    def put(self, name: str, data: bytes) -> None:
+        target = self.path(name)
+        with _wrapped(name), self._temporary(target, data) as temporary:
+            os.replace(temporary, target)
+            sync_directory(target.parent)
+
+    @contextmanager
+    def _temporary(self, target: Path, data: bytes) -> Iterator[Path]:
+        path = target.with_name(TEMPORARY_PREFIX + uuid.uuid4().hex)
+        try:
+            create_exclusively(path, data)
+            yield path
+        finally:
+            with suppress(FileNotFoundError):
+                path.unlink()
+
+    def make_directory(self, name: str) -> None:
+        with _wrapped(name):
+            self.path(name).mkdir()  # not its parents: see the head of this file
+            sync_directory(self.path(name).parent)
+
+    def delete(self, name: str) -> None:
+        with _wrapped(name):
+            try:
+                self.path(name).unlink()
+                sync_directory(self.path(name).parent)
+            except FileNotFoundError:
+                return
+
+    def delete_tree(self, name: str) -> None:
+        if not name:
+            raise ValueError("the root of a store is never deleted")
+        with _wrapped(name):
+            try:
+                shutil.rmtree(self.path(name))
+                sync_directory(self.path(name).parent)
+            except FileNotFoundError:
+                return
+
+    @contextmanager
+    def open_write(self, name: str) -> Iterator[BinaryIO]:
+        """Waits for a directory that another machine has just made."""
+        path = self.path(name)
+        self._await_directory(path.parent)
+        with _wrapped(name), path.open("xb") as stream:
+            yield cast(BinaryIO, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def _await_directory(self, directory: Path) -> None:
+        deadline = time.monotonic() + self.visibility_seconds
+        while not directory.is_dir():
+            if time.monotonic() > deadline:
+                raise StorageUnavailable(
+                    f"{directory} was made by another rank and is not seen here after"
+                    f" {self.visibility_seconds:.0f} s. Over NFS directories show up late (option actimeo);"
+                    " otherwise the volume is not mounted here any more."
+                )
+            with suppress(OSError):
+                os.listdir(directory.parent)  # makes an NFS client ask the server again
+            time.sleep(0.1)
+
+    @contextmanager
+    def open_read(self, name: str) -> Iterator[BinaryIO]:
+        with _wrapped(name), self.path(name).open("rb") as stream:
+            yield cast(BinaryIO, stream)
+
+
+def create_exclusively(path: Path, data: bytes) -> None:
+    """Write and sync a file that must not exist; what a failed write leaves is removed."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+    except OSError:
+        with suppress(OSError):
+            path.unlink()
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Make names in a directory durable, where the file system knows how."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_DIRECTORY_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def file_system_type(path: Path) -> str:
+    """Kind of the file system that ``path`` is on, or would be ("ext4", "nfs4"); empty when unknown."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    best, kind = "", ""
+    for line in mounts:
+        before, _, after = line.partition(" - ")
+        point = before.split()[4].replace("\\040", " ")
+        if path.is_relative_to(point) and len(point) >= len(best):
+            best, kind = point, after.split()[0]
+    return kind
+
+
+@contextmanager
+def _wrapped(name: str) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except FileNotFoundError as error:
+        raise StoreNotFound(f"{name} does not exist") from error
+    except FileExistsError as error:
+        raise StoreExists(f"{name} exists already") from error
+    except OSError as error:
+        raise StorageUnavailable(f"{name}: {error.strerror or error}") from error

@@ -1,0 +1,179 @@
+"""Put saved optimizer state back by parameter name, exactly as it was.
+
+PyTorch's ``set_optimizer_state_dict`` steps a fresh optimizer to find out what state it has, drops the state
+of frozen parameters without a word, and fails when a parameter never had any. Here the checkpoint says what
+there is: its state is restored for every parameter that had some, frozen or not, and for no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from resumable_training.checkpoint.mismatch import Shape
+from resumable_training.checkpoint.state import TrainingState, optimizer_state_dict
+
+_NAMES = ("params", "param_names")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Both sides of one optimizer, for ``mismatch.compare``; keys are "<optimizer>: parameter <name>"."""
+
+    tracked: dict[str, Shape] = field(default_factory=dict)
+    saved: dict[str, Shape] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def class_name(state: TrainingState, name: str) -> str:
+    """What kind of optimizer it is, as stored with the checkpoint."""
+    kind = type(state.optimizers[name])
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def group_names(state: TrainingState, name: str) -> list[list[str]]:
+    """Names of the parameters of each group, in the order that ``Optimizer.load_state_dict`` counts them."""
+    return [list(group["params"]) for group in optimizer_state_dict(state, name)["param_groups"]]
+
+
+def parameters_by_name(state: TrainingState, name: str) -> dict[str, torch.Tensor]:
+    """Parameters of one optimizer under the names of ``group_names``."""
+    groups = state.optimizers[name].param_groups
+    return {
+        key: parameter
+        for keys, group in zip(group_names(state, name), groups, strict=True)
+        for key, parameter in zip(keys, group["params"], strict=True)
+    }
+
+
+def compared(
+    state: TrainingState, name: str, groups: Sequence[Mapping[str, Any]] | None, shared: Mapping[str, Any]
+) -> Compared:
+    """``groups``: as saved, None when the checkpoint has no such optimizer; ``shared``: our own envelope."""
+    if groups is None:
+        return Compared(notes=(f"optimizer {name!r} is not in the checkpoint",))
+    tracked = group_names(state, name)
+    saved = [list(group["params"]) for group in groups]
+    notes = _class_notes(state, name, groups, shared)
+    in_both = {key for keys in saved for key in keys} & {key for keys in tracked for key in keys}
+    same_names = in_both == {key for keys in (*saved, *tracked) for key in keys}
+    if same_names and match_groups(tracked, saved) is None:
+        notes += _moved(name, tracked, saved)
+    return Compared(_keys(name, tracked), _keys(name, saved), tuple(notes))
+
+
+def _keys(name: str, groups: list[list[str]]) -> dict[str, Shape]:
+    return {f"{name}: parameter {key}": None for keys in groups for key in keys}
+
+
+def _class_notes(
+    state: TrainingState, name: str, groups: Sequence[Mapping[str, Any]], shared: Mapping[str, Any]
+) -> list[str]:
+    saved_class = shared.get("optimizers", {}).get(name)
+    now = class_name(state, name)
+    if saved_class is not None:
+        return [f"optimizer {name!r} was {saved_class}, is {now}"] if saved_class != now else []
+    saved_options = {key for group in groups for key in group}
+    options = {key for group in state.optimizers[name].param_groups for key in group}
+    if saved_options - options and options - saved_options - {"initial_lr"}:
+        return [
+            f"optimizer {name!r} is of another kind: saved options {sorted(saved_options - options)},"
+            f" now {sorted(options - saved_options)}"
+        ]
+    return []
+
+
+def _moved(name: str, tracked: list[list[str]], saved: list[list[str]]) -> list[str]:
+    if len(tracked) != len(saved):
+        return [f"optimizer {name!r} had {len(saved)} parameter groups, has {len(tracked)}"]
+    was = {key: index for index, keys in enumerate(saved) for key in keys}
+    moved = [
+        f"optimizer {name!r}: {key} was in parameter group {was[key]}, is in {index}"
+        for index, keys in enumerate(tracked)
+        for key in keys
+        if was[key] != index
+    ]
+    return moved or [f"optimizer {name!r} has other empty parameter groups than before"]
+
+
+def match_groups(tracked: list[list[str]], saved: list[list[str]]) -> list[int] | None:
+    """For each tracked group the index of the saved one with the same parameters; None if they differ.
+
+    Groups without parameters are matched in order.
+    """
+    left = list(range(len(saved)))
+    matched = []
+    for keys in tracked:
+        found = next((index for index in left if set(saved[index]) == set(keys)), None)
+        if found is None:
+            return None
+        left.remove(found)
+        matched.append(found)
+    return None if left else matched
+
+
+def place_like(parameter: torch.Tensor, saved: Any) -> torch.Tensor | None:
+    """Where to load a piece of state: sharded as its parameter if it has its shape, else a plain tensor."""
+    if not isinstance(saved, TensorStorageMetadata):
+        return None
+    if tuple(saved.size) == tuple(parameter.shape) and parameter.dim() > 0:
+        return torch.empty_like(parameter.detach(), dtype=saved.properties.dtype)
+    return torch.empty(saved.size, dtype=saved.properties.dtype)
+
+
+def apply(
+    state: TrainingState,
+    name: str,
+    groups: Sequence[Mapping[str, Any]],
+    values: Mapping[tuple[Any, ...], Any],
+) -> list[str]:
+    """Load an optimizer; returns warnings. ``values``: path below "state" (parameter, names) -> value."""
+    optimizer = state.optimizers[name]
+    by_parameter = _nested(values)
+    tracked = group_names(state, name)
+    index = {key: number for number, key in enumerate(key for keys in tracked for key in keys)}
+    matched = match_groups(tracked, [list(group["params"]) for group in groups]) or []
+    current = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict(
+        {
+            "state": {index[key]: value for key, value in by_parameter.items()},
+            "param_groups": [_merge(now, groups[m]) for now, m in zip(current, matched, strict=True)],
+        }
+    )
+    parameters = parameters_by_name(state, name)
+    for key, value in by_parameter.items():
+        _keep_dtypes(optimizer.state[parameters[key]], value, parameters[key])
+    return _warnings(name, parameters, by_parameter)
+
+
+def _nested(values: Mapping[tuple[Any, ...], Any]) -> dict[str, dict[str, Any]]:
+    nested: dict[str, dict[str, Any]] = {}
+    for path, value in values.items():
+        set_element(nested, path, value)
+    return nested
+
+
+def _merge(current: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Saved options win; ones that only a newer optimizer has keep their value."""
+    return {**current, **{key: value for key, value in saved.items() if key not in _NAMES}}
+
+
+def _keep_dtypes(live: dict[str, Any], saved: Mapping[str, Any], parameter: torch.Tensor) -> None:
+    """``load_state_dict`` casts state to its parameter's dtype, which rounds fp32 moments of bf16 weights."""
+    for key, value in saved.items():
+        if isinstance(value, torch.Tensor) and live[key].dtype != value.dtype:
+            live[key] = value.to(parameter.device)
+
+
+def _warnings(
+    name: str, parameters: Mapping[str, torch.Tensor], by_parameter: Mapping[str, Any]
+) -> list[str]:
+    without = [key for key, p in parameters.items() if p.requires_grad and key not in by_parameter]
+    if not by_parameter or not without:
+        return []
+    return [f"{name} had no state for {', '.join(sorted(without))} when it was saved: it starts without"]

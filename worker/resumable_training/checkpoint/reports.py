@@ -1,0 +1,43 @@
+"""What a restore and a save tell their caller. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """A checkpoint that was passed over, with the proof."""
+
+    checkpoint: str
+    why: str
+
+
+@dataclass(frozen=True)
+class RestoreReport:
+    """What was loaded. The same on all ranks, except ``per_rank``."""
+
+    checkpoint: str  # name in the store, or path of one outside it
+    record: int  # number of the record that this attempt trains under
+    step: int
+    samples: int  # data position
+    shared: dict[str, Any]  # as given to ``save``; empty for another program's checkpoint
+    per_rank: dict[str, bytes] | None  # this rank's own; None: it had none, the world was smaller
+    saved_world_size: int  # 0: unknown
+    fallback: tuple[Fallback, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class SaveReport:
+    """How a save went; the same on all ranks. ``ok`` False: nothing was committed, training goes on."""
+
+    name: str
+    step: int
+    samples: int
+    bytes: int = 0
+    blocking_ms: int = 0  # the loop stood still for so long
+    durable_ms: int = 0  # from the call to the commit
+    ok: bool = True
+    message: str = ""

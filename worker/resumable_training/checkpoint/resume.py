@@ -1,0 +1,72 @@
+"""PURE: where to resume from. One question, asked again after each checkpoint that proved damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from resumable_training.checkpoint.listing import Survey
+from resumable_training.contract.assignment import CheckpointConfig
+from resumable_training.contract.manifest import Record
+
+SUPERSEDED = "superseded"  # a newer attempt of this job has its record already
+DELIBERATE = "deliberate"  # the user's resumeFrom, once
+NEWEST = "newest"  # newest on the chain that is not rejected
+FRESH = "fresh"  # start from nothing
+POOR_LISTING = "poor_listing"  # a checkpoint is known of, and none is seen: cannot tell
+ALL_DAMAGED = "all_damaged"
+
+
+@dataclass(frozen=True)
+class Choice:
+    kind: str
+    name: str = ""  # of the checkpoint, for DELIBERATE and NEWEST
+    reason: str = ""
+
+
+def choose(
+    seen: Survey, config: CheckpointConfig, job_uid: str, attempt: int, rejected: Collection[str] = ()
+) -> Choice:
+    """Decide what to resume from; ``rejected``: proven damaged in this restore."""
+    newest = _newest_record(seen)
+    if newest and newest.job_uid == job_uid and newest.attempt > attempt:
+        return Choice(
+            SUPERSEDED, reason=f"attempt {newest.attempt} has record {newest.seq}; this is {attempt}"
+        )
+    if config.resume_from and not _applied(newest, config.resume_from, job_uid):
+        return Choice(DELIBERATE, config.resume_from, "resumeFrom")
+    candidates = [*seen.resume_points, *([seen.chain.origin] if seen.chain.origin else [])]
+    for name in candidates:
+        if name not in rejected:
+            return Choice(NEWEST, name, "newest on the chain")
+    return _nothing(seen, config, newest, job_uid, bool(candidates))
+
+
+def _newest_record(seen: Survey) -> Record | None:
+    whole = [record for record in seen.records.values() if record]
+    return max(whole, key=lambda record: record.seq, default=None)
+
+
+def _applied(newest: Record | None, resume_from: str, job_uid: str) -> bool:
+    """The same wish is granted once: later attempts of the job go on from what followed it."""
+    return newest is not None and newest.requested == resume_from and newest.job_uid == job_uid
+
+
+def _nothing(
+    seen: Survey, config: CheckpointConfig, newest: Record | None, job_uid: str, had_candidates: bool
+) -> Choice:
+    if config.start_fresh:
+        return Choice(FRESH, reason="nothing to resume from, and startFresh is set")
+    if had_candidates:
+        return Choice(ALL_DAMAGED, reason="every checkpoint on the chain is damaged")
+    if newest and newest.deliberate and newest.parent is None and newest.job_uid == job_uid:
+        return Choice(FRESH, reason="the user had this job start afresh, and there is no checkpoint since")
+    if config.known_checkpoint or _records_know(seen):
+        known = "the job's status" if config.known_checkpoint else "the store's records"
+        return Choice(POOR_LISTING, reason=f"{known} know of a checkpoint, and none is seen")
+    return Choice(FRESH, reason="no checkpoint yet")
+
+
+def _records_know(seen: Survey) -> bool:
+    on_chain = [seen.records.get(seq) for seq, _ in seen.chain.reach]
+    return seen.chain.cut or any(record and record.parent for record in on_chain)

@@ -1,0 +1,192 @@
+"""What is saved, in PyTorch's own layout: ``{"model": ..., "optimizer": ...}``, as its functions make it.
+
+So any DCP program reads our checkpoints. Beside that, as byte tensors of plain JSON (never pickle):
+``resumable/shared``, ``resumable/stateful/<name>``, and one key per rank and value, ``rank-00003/rng``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from resumable_training.checkpoint.errors import NotPlain, StateMismatch
+from resumable_training.checkpoint.values import to_text
+
+SHARED_KEY = "resumable/shared"
+STATEFUL_PREFIX = "resumable/stateful/"
+_PLAIN = (bool, int, float, str)
+
+
+@dataclass
+class TrainingState:
+    """Everything that is tracked. Names become the first part of the keys in the checkpoint.
+
+    Raises:
+        ValueError: a name can't be a key, or is used twice.
+        TypeError: a module is wrapped in FSDP1, whose flat parameters are not supported.
+    """
+
+    modules: dict[str, nn.Module]
+    optimizers: dict[str, Optimizer] = field(default_factory=dict)
+    stateful: dict[str, Any] = field(default_factory=dict)  # with state_dict() and load_state_dict()
+
+    def __post_init__(self) -> None:
+        names = [*self.modules, *self.optimizers, *self.stateful]
+        for name in names:
+            if not name or set("./") & set(name) or names.count(name) > 1:
+                raise ValueError(f"tracked name {name!r} must be unique, and without '.' and '/'")
+        for name, module in self.modules.items():
+            if any(isinstance(part, FullyShardedDataParallel) for part in module.modules()):
+                raise TypeError(
+                    f"{name!r} uses FullyShardedDataParallel (FSDP1): use torch.distributed.fsdp.fully_shard"
+                )
+
+    def owner_of(self, name: str) -> nn.Module:
+        """The module that optimizer ``name`` works on; all modules as one if it spans several.
+
+        Raises:
+            ValueError: it holds parameters of no tracked module.
+        """
+        wanted = {id(p) for group in self.optimizers[name].param_groups for p in group["params"]}
+        everything = nn.ModuleDict(self.modules)
+        for module in (*self.modules.values(), everything):
+            if wanted <= {id(parameter) for parameter in module.parameters()}:
+                return module
+        raise ValueError(f"optimizer {name!r} has parameters that belong to no tracked module")
+
+
+def build_state_dict(
+    state: TrainingState, *, shared: Mapping[str, Any], per_rank: Mapping[str, bytes], rank: int
+) -> dict[str, Any]:
+    """State dict for ``dcp.save``; tensors alias the live ones.
+
+    Values that every rank has are given by rank 0 alone, because DCP would otherwise keep whichever copy its
+    load balancing picks.
+
+    Raises:
+        NotPlain: a value that could only be saved with pickle.
+    """
+    result: dict[str, Any] = {name: get_model_state_dict(module) for name, module in state.modules.items()}
+    for name in state.optimizers:
+        result[name] = optimizer_state_dict(state, name)
+    for name, thing in state.stateful.items():
+        result.update(_stateful_entries(name, thing, rank))
+    for name, data in per_rank.items():
+        result[per_rank_key(rank, name)] = byte_tensor(data)
+    if rank == 0:
+        result[SHARED_KEY] = byte_tensor(to_text(dict(shared), where="shared"))
+    return result
+
+
+def per_rank_key(rank: int, name: str) -> str:
+    return f"rank-{rank:05d}/{name}"
+
+
+def stateful_key(name: str, index: int | None = None) -> str:
+    """Key of the text of a tracked object, or of its ``index``-th tensor."""
+    return f"{STATEFUL_PREFIX}{name}" + ("" if index is None else f"/{index:05d}")
+
+
+def _stateful_entries(name: str, thing: Any, rank: int) -> dict[str, Any]:
+    tensors: list[Any] = []
+    text = to_text(thing.state_dict(), tensors, where=name)
+    entries = {
+        stateful_key(name, index): tensor.detach()
+        for index, tensor in enumerate(tensors)
+        if rank == 0 or isinstance(tensor, DTensor)
+    }
+    return {stateful_key(name): byte_tensor(text), **entries} if rank == 0 else entries
+
+
+def byte_tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def tensor_bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.cpu().numpy().tobytes()
+
+
+def optimizer_state_dict(state: TrainingState, name: str) -> dict[str, Any]:
+    """State of one optimizer under parameter names.
+
+    PyTorch's own function would run ``step()`` on an optimizer without state, which moves its step count:
+    a resumed run would then differ from one that was never interrupted.
+
+    Raises:
+        NotPlain: a hyper-parameter that a resume could not read without pickle.
+    """
+    optimizer = state.optimizers[name]
+    with _never_stepped(optimizer):
+        result: dict[str, Any] = dict(get_optimizer_state_dict(state.owner_of(name), optimizer))
+    for index, group in enumerate(result["param_groups"]):
+        for key, value in group.items():
+            _require_plain(value, f"{name}.param_groups[{index}].{key}")
+    return result
+
+
+@contextmanager
+def _never_stepped(optimizer: Optimizer) -> Iterator[None]:
+    """PyTorch leaves an optimizer alone when one of its parameters has a gradient."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    needed = not optimizer.state and all(p.grad is None for p in parameters)
+    stand_in = next((p for p in parameters if p.requires_grad), None) if needed else None
+    if stand_in is not None:
+        stand_in.grad = torch.zeros_like(stand_in)
+    try:
+        yield
+    finally:
+        if stand_in is not None:
+            stand_in.grad = None
+
+
+def _require_plain(value: Any, where: str) -> None:
+    if value is None or isinstance(value, (*_PLAIN, torch.Tensor)):
+        return
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            _require_plain(item, where)
+        return
+    if isinstance(value, dict):
+        for item in value.values():
+            _require_plain(item, where)
+        return
+    raise NotPlain(f"{where} is a {type(value).__qualname__}; a resume can't read it without pickle")
+
+
+def flat_modules(state: TrainingState) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
+    """Live values of all tracked modules under the checkpoint's keys, and each key's path."""
+    flat, paths = flatten_state_dict({name: get_model_state_dict(m) for name, m in state.modules.items()})
+    return dict(flat), dict(paths)
+
+
+def shape_of(value: Any) -> tuple[int, ...] | None:
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else None
+
+
+def check_schedules(state: TrainingState) -> list[str]:
+    """Learning rates on which a schedule and its optimizer disagree, as text; after a load there are none."""
+    found = []
+    for name, thing in state.stateful.items():
+        optimizer, last = getattr(thing, "optimizer", None), getattr(thing, "_last_lr", None)
+        if not isinstance(optimizer, Optimizer) or not isinstance(last, list):
+            continue
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        if rates != [float(rate) for rate in last]:
+            found.append(f"{name} says learning rate {[float(rate) for rate in last]}, its optimizer {rates}")
+    return found
+
+
+def require_tracked(state: TrainingState) -> None:
+    """Raise StateMismatch when there is nothing to save or restore."""
+    if not state.modules:
+        raise StateMismatch("no module is tracked: call run.track(model=..., optimizer=...) first")

@@ -1,0 +1,247 @@
+"""Prove that a checkpoint is whole, or that it is damaged, or admit that neither can be told.
+
+Three verdicts, exactly: ``ok``, ``damaged`` (with proof: bytes that differ, or a file still missing after
+the listing was repeated), ``cannot_tell`` (an error of the store). Only proof lets a resume fall back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import xxhash
+
+from resumable_training.checkpoint.documents import DamagedDocument, unseal
+from resumable_training.checkpoint.errors import CheckpointError, StoreNotFound
+from resumable_training.checkpoint.marker import DamagedMarker, Marker, parse_marker
+from resumable_training.checkpoint.store import Store
+from resumable_training.contract.manifest import (
+    BLOCK_BYTES,
+    HASH_ALGORITHM,
+    MANIFEST_FILE,
+    MARKER_FILE,
+    FileEntry,
+    Manifest,
+)
+
+OK = "ok"
+DAMAGED = "damaged"
+CANNOT_TELL = "cannot_tell"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    outcome: str  # OK, DAMAGED or CANNOT_TELL
+    reason: str = ""
+
+
+def damaged(reason: str) -> Verdict:
+    return Verdict(DAMAGED, reason)
+
+
+def cannot_tell(reason: object) -> Verdict:
+    return Verdict(CANNOT_TELL, str(reason))
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """One verdict of many: proof of damage outweighs doubt, doubt outweighs ok."""
+    order = (DAMAGED, CANNOT_TELL, OK)
+    return min(verdicts, key=lambda verdict: order.index(verdict.outcome), default=Verdict(OK))
+
+
+class BlockHasher:
+    """Hash of a stream, per block and in all, while it is written."""
+
+    def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
+        self._block_bytes = block_bytes
+        self._whole = xxhash.xxh3_128()
+        self._block = xxhash.xxh3_128()
+        self._in_block = 0
+        self._bytes = 0
+        self._blocks: list[str] = []
+
+    def update(self, data: bytes | bytearray | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        self._whole.update(view)
+        self._bytes += len(view)
+        while view:
+            part = view[: self._block_bytes - self._in_block]
+            self._block.update(part)
+            self._in_block += len(part)
+            view = view[len(part) :]
+            if self._in_block == self._block_bytes:
+                self._close_block()
+
+    def _close_block(self) -> None:
+        self._blocks.append(self._block.hexdigest())
+        self._block.reset()
+        self._in_block = 0
+
+    def entry(self) -> FileEntry:
+        """What the manifest says about the file, once all of it was passed in."""
+        blocks = [*self._blocks, self._block.hexdigest()] if self._in_block else self._blocks
+        return FileEntry(self._bytes, self._whole.hexdigest(), tuple(blocks))
+
+
+def hash_bytes(data: bytes, block_bytes: int = BLOCK_BYTES) -> FileEntry:
+    """Manifest entry of bytes at hand."""
+    hasher = BlockHasher(block_bytes)
+    hasher.update(data)
+    return hasher.entry()
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What is known without reading shards: marker and manifest are right, every file has its size."""
+
+    verdict: Verdict
+    marker: bytes = b""
+    manifest: Manifest | None = None  # None for a checkpoint that another program wrote
+
+
+def inspect(store: Store, name: str, *, foreign: bool = False) -> Inspection:
+    """Check marker, manifest and sizes of a checkpoint.
+
+    ``foreign``: a manifest may be missing (another program's DCP directory); then the structure alone is
+    checked. In our own store a missing manifest is damage, since it is synced before the marker.
+    """
+    try:
+        return _inspect(store, name, foreign)
+    except StoreNotFound as error:
+        return Inspection(damaged(f"still missing after the listing was repeated: {error}"))
+    except CheckpointError as error:
+        return Inspection(cannot_tell(error))
+
+
+def _inspect(store: Store, name: str, foreign: bool) -> Inspection:
+    marker = _read_patiently(store, f"{name}/{MARKER_FILE}")
+    try:
+        document = _read_patiently(store, f"{name}/{MANIFEST_FILE}", once=foreign)
+    except StoreNotFound:
+        if not foreign:
+            raise
+        return Inspection(_verify_structure(store, name, marker), marker)
+    try:
+        manifest = unseal(Manifest, document)
+    except DamagedDocument as error:
+        return Inspection(damaged(f"{MANIFEST_FILE}: {error}"), marker)
+    if manifest.algorithm != HASH_ALGORITHM:
+        return Inspection(cannot_tell(f"unknown hash algorithm {manifest.algorithm}"), marker, manifest)
+    if manifest.files.get(MARKER_FILE) != hash_bytes(marker, manifest.block_bytes):
+        return Inspection(damaged(f"{MARKER_FILE} is not the one that was committed"), marker, manifest)
+    sizes = {file: entry.bytes for file, entry in manifest.files.items()}
+    return Inspection(_verify_sizes(store, name, sizes, exact=True), marker, manifest)
+
+
+def _verify_structure(store: Store, name: str, data: bytes) -> Verdict:
+    try:
+        marker = parse_marker(data)
+    except DamagedMarker as error:
+        return damaged(f"{MARKER_FILE}: {error}")
+    return structure_problem(marker) or _verify_sizes(store, name, marker.needed_bytes(), exact=False)
+
+
+def structure_problem(marker: Marker) -> Verdict | None:
+    """Damage that the marker shows by itself, or None."""
+    gap = marker.gap()
+    outside = next((file for file in marker.needed_bytes() if not _plain_name(file)), None)
+    if outside is not None:
+        return damaged(f"{MARKER_FILE} names a file outside the checkpoint: {outside}")
+    return damaged(f"{MARKER_FILE}: {gap}") if gap else None
+
+
+def _plain_name(file: str) -> bool:
+    return bool(file) and not any(part in ("", ".", "..") for part in file.split("/"))
+
+
+def _verify_sizes(store: Store, name: str, sizes: dict[str, int], *, exact: bool) -> Verdict:
+    for file, wanted in sorted(sizes.items()):
+        found = _size_patiently(store, f"{name}/{file}")
+        if found is None:
+            return damaged(f"{file} is missing")
+        if found < wanted or (exact and found != wanted):
+            return damaged(f"{file} has {found} bytes, not {wanted}")
+    return Verdict(OK)
+
+
+def _read_patiently(store: Store, name: str, *, once: bool = False) -> bytes:
+    for _ in _tries(0.0 if once else store.visibility_seconds):
+        try:
+            return store.read(name)
+        except StoreNotFound:
+            continue
+    raise StoreNotFound(name)
+
+
+def _size_patiently(store: Store, name: str) -> int | None:
+    for _ in _tries(store.visibility_seconds):
+        found = store.size(name)
+        if found is not None:
+            return found
+        store.entries(name.rpartition("/")[0])  # over NFS: makes the client ask the server again
+    return None
+
+
+def _tries(seconds: float) -> Iterator[None]:
+    """At least one try, then more until ``seconds`` have passed."""
+    deadline = time.monotonic() + seconds
+    pause = 0.05
+    yield
+    while time.monotonic() < deadline:
+        time.sleep(pause)
+        pause = min(pause * 2, 1.0)
+        yield
+
+
+def verify_blocks(store: Store, name: str, manifest: Manifest, share: tuple[int, int] = (0, 1)) -> Verdict:
+    """Read and compare every ``share[1]``-th block from ``share[0]`` on, so that ranks can split the work."""
+    index, count = share
+    blocks = [
+        (file, number)
+        for file in sorted(manifest.files)
+        for number in range(len(manifest.files[file].blocks))
+    ]
+    try:
+        for file, number in blocks[index::count]:
+            data = store.read(f"{name}/{file}", number * manifest.block_bytes, manifest.block_bytes)
+            if xxhash.xxh3_128_hexdigest(data) != manifest.files[file].blocks[number]:
+                at = number * manifest.block_bytes
+                return damaged(f"{file}: the {len(data)} bytes from {at} on are not those that were written")
+    except CheckpointError as error:  # also a file that this machine does not see: others may
+        return cannot_tell(error)
+    return Verdict(OK)
+
+
+def verify_whole_files(store: Store, name: str, manifest: Manifest) -> Verdict:
+    """Compare the hash of each file in one pass, as an auditor with another tool would."""
+    try:
+        for file, wanted in sorted(manifest.files.items()):
+            hasher = BlockHasher(manifest.block_bytes)
+            with store.open_read(f"{name}/{file}") as stream:
+                while data := stream.read(manifest.block_bytes):
+                    hasher.update(data)
+            if (found := hasher.entry()) != wanted:
+                return damaged(_difference(file, wanted, found, manifest.block_bytes))
+    except StoreNotFound as error:
+        return damaged(str(error))
+    except CheckpointError as error:
+        return cannot_tell(error)
+    return Verdict(OK)
+
+
+def _difference(file: str, wanted: FileEntry, found: FileEntry, block_bytes: int) -> str:
+    if wanted.bytes != found.bytes:
+        return f"{file} has {found.bytes} bytes, not {wanted.bytes}"
+    pairs = enumerate(zip(wanted.blocks, found.blocks, strict=False))
+    number = next((number for number, (one, other) in pairs if one != other), None)
+    where = "as a whole" if number is None else f"in the {block_bytes} bytes from {number * block_bytes} on"
+    return f"{file} is not what was written, {where}"
+
+
+def verify_checkpoint(store: Store, name: str, *, foreign: bool = False) -> Verdict:
+    """Everything about one checkpoint, by one process. Reads every byte that a manifest vouches for."""
+    inspection = inspect(store, name, foreign=foreign)
+    if inspection.verdict.outcome != OK or inspection.manifest is None:
+        return inspection.verdict
+    return verify_whole_files(store, name, inspection.manifest)
