@@ -47,8 +47,14 @@ def row(status: JobStatus, now: float) -> Row:
         "checkpoint": status.checkpoint.name if status.checkpoint else None,
         "phase": status.phase,
         "reason": status.reason.partition("\n")[0],
-        "goodput": goodput(status.ledger, milliseconds(now)).goodput if started else None,
+        "goodput": _goodput(status, now) if started else None,
     }
+
+
+def _goodput(status: JobStatus, now: float) -> float | None:
+    """None for a script that reports no steps: nobody knows what it produced."""
+    result = goodput(status.ledger, milliseconds(now))
+    return None if result.opaque_seconds and not result.productive_seconds else result.goodput
 
 
 def cells(row: Row) -> dict[str, str]:

@@ -16,9 +16,11 @@ from resumable_operator.cli.output import make_console
 from resumable_operator.cli.report_model import (
     CheckpointNumbers,
     Ending,
+    GoodputNumbers,
     IntervalAdvice,
     Report,
     build_report,
+    sighting,
 )
 from resumable_operator.cli.rundir import RunDir, moment
 from resumable_operator.cli.units import byte_size, duration, percent
@@ -77,6 +79,13 @@ def _title(report: Report, console: Console) -> None:
         f" x runtime {percent(numbers.runtime)}",
         style="bold",
     )
+    if numbers.opaque_seconds:
+        console.print(opaque_note(numbers))
+
+
+def opaque_note(numbers: GoodputNumbers) -> str:
+    """Why goodput says little about a script that reports no steps."""
+    return f"{duration(numbers.opaque_seconds)} ran without the library: what they produced is not known"
 
 
 def _endings(report: Report, console: Console) -> None:
@@ -130,14 +139,9 @@ def _ending_cells(number: int, item: Ending) -> tuple[str, ...]:
 
 
 def _evidence(number: int, item: Ending, console: Console) -> None:
-    who = " ".join(part for part in (item.worker, _rank(item)) if part)
-    console.print(Text(f"#{number} {item.cause}: {who + ': ' if who else ''}{item.evidence}"))
+    console.print(Text(f"#{number} {item.cause}: {sighting(item)}"))
     for line in item.tail:
         console.print(Text(f"   | {line}", style="dim"))
-
-
-def _rank(item: Ending) -> str:
-    return "" if item.rank is None else f"rank {item.rank}"
 
 
 def _phases(report: Report, console: Console) -> None:

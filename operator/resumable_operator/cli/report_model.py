@@ -30,6 +30,7 @@ class GoodputNumbers(Model):
     queued_seconds: float
     productive_seconds: float
     unsettled_seconds: float
+    opaque_seconds: float  # ran without the library: in the denominators, what it produced is not known
 
 
 class PhaseShare(Model):
@@ -152,6 +153,7 @@ def goodput_numbers(status: JobStatus, now: float) -> GoodputNumbers:
         queued_seconds=result.queued_seconds,
         productive_seconds=result.productive_seconds,
         unsettled_seconds=result.unsettled_seconds,
+        opaque_seconds=result.opaque_seconds,
     )
 
 
@@ -194,6 +196,15 @@ def evidence(item: Interruption) -> str:
     if how and how not in item.message:
         return f"{item.message} ({how})" if item.message else how
     return item.message or "no details"
+
+
+def sighting(item: Ending) -> str:
+    """``worker rank N: what was seen``; without the place when what was seen names it already."""
+    rank = "" if item.rank is None else f"rank {item.rank}"
+    place = " ".join(part for part in (item.worker, rank) if part)
+    if not place or (item.worker and item.worker in item.evidence and rank in item.evidence):
+        return item.evidence
+    return f"{place}: {item.evidence}"
 
 
 def checkpoint_numbers(status: JobStatus, history: Iterable[HistoryEvent]) -> CheckpointNumbers:

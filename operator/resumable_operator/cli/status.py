@@ -16,7 +16,8 @@ from rich.text import Text
 
 from resumable_operator.cli.display import Display
 from resumable_operator.cli.output import make_console
-from resumable_operator.cli.report_model import Ending
+from resumable_operator.cli.report import opaque_note
+from resumable_operator.cli.report_model import Ending, sighting
 from resumable_operator.cli.rundir import RunDir, moment
 from resumable_operator.cli.status_model import StatusView, build_view
 from resumable_operator.cli.units import byte_size, duration, percent
@@ -125,6 +126,8 @@ def _facts(view: StatusView) -> Iterator[tuple[str, str]]:
         f"{percent(numbers.goodput)} = scheduling {percent(numbers.scheduling)}"
         f" x runtime {percent(numbers.runtime)}",
     )
+    if numbers.opaque_seconds:
+        yield "", opaque_note(numbers)
     yield (
         "age",
         f"{duration(numbers.age_seconds)}, {duration(numbers.unsettled_seconds)} of it not yet explained",
@@ -173,11 +176,10 @@ def _checkpoint(view: StatusView) -> str:
 
 def _interruption(item: Ending, view: StatusView) -> list[Text]:
     ago = duration(max(0.0, view.goodput.age_seconds - item.at_seconds))
-    rank = "" if item.rank is None else f" rank {item.rank}"
     recovered = "not yet" if item.recover_seconds is None else f"after {duration(item.recover_seconds)}"
     lines = [
         Text(f"last interruption: {item.cause}, attempt {item.attempt}, {ago} ago", style="bold"),
-        Text(f"  {item.worker}{rank}: {item.evidence}" if item.worker or rank else f"  {item.evidence}"),
+        Text(f"  {sighting(item)}"),
         Text(
             f"  detected after {duration(item.detect_seconds)}, recovered {recovered},"
             f" {item.rework_steps} steps redone"

@@ -9,7 +9,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from resumable_operator.decide.ledger import PRODUCTIVE, QUEUED, SUSPENDED, age_ms, phases_at, unsettled_ms
+from resumable_operator.decide.ledger import (
+    PRODUCTIVE,
+    QUEUED,
+    RUNNING_OPAQUE,
+    SUSPENDED,
+    age_ms,
+    phases_at,
+    unsettled_ms,
+)
 from resumable_operator.model import LedgerStatus
 from resumable_training.contract.formulas import daly_interval
 
@@ -25,6 +33,7 @@ class Goodput:
     suspended_seconds: float
     queued_seconds: float
     productive_seconds: float
+    opaque_seconds: float  # ran without the library: what it produced is not known
     goodput: float | None
     scheduling: float | None
     runtime: float | None
@@ -41,6 +50,7 @@ def goodput(ledger: LedgerStatus, now_ms: int) -> Goodput:
         suspended_seconds=suspended / 1000,
         queued_seconds=queued / 1000,
         productive_seconds=productive / 1000,
+        opaque_seconds=phases[RUNNING_OPAQUE] / 1000,
         goodput=_ratio(productive, age - suspended),
         scheduling=_ratio(age - suspended - queued, age - suspended),
         runtime=_ratio(productive, age - suspended - queued),

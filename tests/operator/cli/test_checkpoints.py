@@ -130,7 +130,7 @@ def test_a_store_that_can_not_be_read_leaves_it_open(store, rtj, monkeypatch) ->
     result = rtj("checkpoints", "verify", store.root, "--step", 10)
     assert result.exit_code == 6
     assert "cannot tell: Input/output error" in result.output
-    monkeypatch.setattr(LocalStore, "list", fail)
+    monkeypatch.setattr(LocalStore, "entries", fail)
     for verb in ("list", "verify"):
         result = rtj("checkpoints", verb, store.root)
         assert (result.exit_code, result.output) == (6, "Error: Input/output error\n")

@@ -78,6 +78,12 @@ def test_a_job_that_has_not_begun_is_all_dashes() -> None:
     }
 
 
+def test_a_script_without_the_library_has_no_goodput() -> None:
+    """Its time is shown; calling it unproductive would be a guess."""
+    opaque = LedgerStatus(started_at=1_000_000, settled_at=1_020_000, phases={"running_opaque": 20_000})
+    assert row(status(ledger=opaque), BEGIN + 20)["goodput"] is None
+
+
 def test_a_checkpoint_of_another_program_is_shown_by_its_name() -> None:
     """A resume point that is not one of ours has no step in its name."""
     other = CheckpointStatus(name="epoch-3", step=0, samples=0, at=0)

@@ -12,6 +12,7 @@ from resumable_operator.cli.report_model import (
     evidence,
     phase_shares,
     restart_seconds,
+    sighting,
     used_seconds,
 )
 from resumable_operator.cli.rundir import HistoryEvent, JobFile, Lines
@@ -182,6 +183,22 @@ def test_the_cost_of_a_restart_is_measured_from_interruptions() -> None:
 def test_evidence_tells_the_exit_status_once(message: str, code: int | None, text: str) -> None:
     """Message and exit status together, without saying a thing twice."""
     assert evidence(Interruption(attempt=1, cause="crash", message=message, code=code)) == text
+
+
+@pytest.mark.parametrize(
+    ("worker", "rank", "message", "text"),
+    [
+        ("train-1-1", 1, "no heartbeat", "train-1-1 rank 1: no heartbeat"),
+        ("train-1-1", None, "no heartbeat", "train-1-1: no heartbeat"),
+        ("train-1-1", 1, "rank 1 on train-1-1: gone", "rank 1 on train-1-1: gone"),
+        ("", None, "grow", "grow"),
+    ],
+)
+def test_the_place_of_a_failure_is_told_once(worker: str, rank: int | None, message: str, text: str) -> None:
+    """Worker and rank are always named, never twice."""
+    ending = Interruption(attempt=1, cause="crash", worker=worker, rank=rank, message=message)
+    (item,) = report(of=status(interruptions=(ending,))).endings
+    assert sighting(item) == text
 
 
 def test_endings_are_told_in_the_jobs_own_time() -> None:

@@ -151,6 +151,16 @@ def test_the_report_as_json_sums_up(run, rtj) -> None:
     assert told["interval"]["interruptions"] == 1
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_time_without_the_library_is_said(run, rtj, command: str) -> None:
+    """A goodput of zero for a script that reports nothing is explained where it is shown."""
+    assert "without the library" not in rtj(command, run.path).output
+    status = RunDir(run.path).status()
+    phases = {"running_opaque": 90_000, "starting": 10_000}
+    run.status(status.model_copy(update={"ledger": status.ledger.model_copy(update={"phases": phases})}))
+    assert "90.0 s ran without the library" in rtj(command, run.path).output
+
+
 def test_damaged_history_is_said(run, rtj) -> None:
     """A report over a history that was cut off says that it may lack something."""
     run.history('{"at": 1, "wor')
