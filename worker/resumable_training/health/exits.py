@@ -1,0 +1,82 @@
+"""What a rank's last error means to its agent, and how the rank ends: at once, and with that exit code.
+
+A rank whose peers died must not run destructors that wait for them, so after an error nothing but the
+output is flushed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import threading
+import traceback
+from types import TracebackType
+
+from resumable_training.contract import exitcodes
+
+# Texts of collectives that failed because a peer went away. gloo raises plain RuntimeErrors.
+_PEER_TEXT = re.compile(
+    r"gloo.*(connection closed by peer|connection reset|broken pipe|connection refused|timed out)"
+    r"|\[c10d\].*(connection|recv|send)"
+    r"|nccl.*(remote process exited|connection closed|aborted|unhandled system error)"
+    r"|failed to recv, got 0 bytes|connection was likely closed",
+    re.IGNORECASE | re.DOTALL,
+)
+_TORCH_ERRORS = ("DistBackendError", "DistNetworkError", "DistStoreError", "DistError")
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code that tells the agent what ``error`` means."""
+    code = getattr(error, "exit_code", None)
+    if isinstance(code, int):
+        return code
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    return exitcodes.PEER_LOST if is_peer_lost(error) else 1
+
+
+def is_peer_lost(error: BaseException) -> bool:
+    """Whether ``error``, or the one it came from, is a collective that lost a peer."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if any(kind.__name__ in _TORCH_ERRORS for kind in type(current).__mro__):
+            return True
+        if isinstance(current, RuntimeError) and _PEER_TEXT.search(str(current)):
+            return True
+        current = current.__cause__ or current.__context__
+    return False
+
+
+def end_at_once_on_error() -> None:
+    """An uncaught error prints its traceback and ends this process with :func:`exit_code_of` it."""
+    previous = sys.excepthook
+    pid = os.getpid()
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        try:
+            previous(kind, error, trace)
+        except Exception:  # noqa: BLE001 - a broken hook of the script's must not hide the error
+            traceback.print_exception(kind, error, trace)
+        if os.getpid() == pid and not hasattr(sys, "ps1"):
+            exit_now(exit_code_of(error))
+
+    sys.excepthook = hook
+
+
+def exit_now(code: int) -> None:
+    """Flush the output and end; no destructor, exit handler or thread gets a say."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def end_by(seconds: float, code: int) -> None:
+    """End this process in ``seconds`` if it has not ended by then: the script's exit must not hang."""
+    timer = threading.Timer(seconds, exit_now, (code,))
+    timer.daemon = True
+    timer.start()

@@ -1,0 +1,263 @@
+"""One commit of everything: when it is due, what goes in, what comes back."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from resumable_training import rng, schedule, tracking
+from resumable_training.checkpoint.errors import StorageUnavailable
+from resumable_training.contract import rankwire
+from resumable_training.contract.assignment import CheckpointConfig
+from resumable_training.data.position import Data, check_fingerprint
+from resumable_training.session import Session
+
+if TYPE_CHECKING:
+    from resumable_training.checkpoint.reports import RestoreReport, SaveReport
+
+_RNG = "rng"
+_DATA = "data/"
+
+
+class Engine(Protocol):
+    """What is needed of ``resumable_training.checkpoint.CheckpointEngine``. All calls are collective."""
+
+    config: CheckpointConfig  # replaced when settings change
+
+    def preflight(self) -> None: ...
+
+    def restore(self, state: Any, /) -> RestoreReport | None: ...
+
+    def save(
+        self, state: Any, /, *, step: int, samples: int, shared: dict[str, Any], per_rank: dict[str, bytes]
+    ) -> SaveReport: ...
+
+    def close(self) -> SaveReport | None: ...
+
+
+class Saver:
+    """Saves and restores one rank's part. ``state`` is the engine's ``TrainingState``.
+
+    All methods are collective: every rank calls them at the same step. Rank 0's settings count, as they are
+    when it announces the next save.
+    """
+
+    def __init__(self, session: Session, engine: Engine, state: Any) -> None:
+        self._session = session
+        self._engine = engine
+        self._state = state
+        self._measured_blocking: float | None = None
+        self._measured_durable: float | None = None
+        self._saved_at = time.monotonic()
+        self._next = schedule.Announcement(schedule.NEVER, 0)
+        self.last_step: int | None = None
+        self.restored_world_size = 0
+        self.restored: dict[str, Any] = {}
+        self.restored_per_rank: dict[str, bytes] = {}
+
+    # -- when ------------------------------------------------------------------------------------------
+
+    def after_step(self) -> None:
+        """Save if it is due after the step just done."""
+        step = self._session.step
+        if step >= self._next.save_at:
+            self.commit()
+        if step >= self._next.meet_at:
+            self._announce()
+
+    def start_clock(self) -> None:
+        """The loop begins: measure time to the next save from here."""
+        self._saved_at = time.monotonic()
+        self._announce()
+
+    def _announce(self) -> None:
+        session = self._session
+        mine = schedule.announce(self._session.settings, self._measured(), session.step, session.steps_here)
+        group = session.group.private
+        if group is not None:
+            numbers = torch.tensor([mine.save_at, mine.meet_at], dtype=torch.int64)
+            dist.broadcast(numbers, src=0, group=group)
+            mine = schedule.Announcement(int(numbers[0]), int(numbers[1]))
+        self._next = mine
+
+    def _measured(self) -> schedule.Measured:
+        return schedule.Measured(
+            step_seconds=self._session.clock.progress.step_seconds,
+            since_save_seconds=time.monotonic() - self._saved_at,
+            blocking_seconds=self._measured_blocking,
+            durable_seconds=self._measured_durable,
+        )
+
+    # -- what ------------------------------------------------------------------------------------------
+
+    def commit(self, *, must: bool = False) -> None:
+        """Save the state after step ``session.step``, unless that is done already.
+
+        A save that fails warns and lets training go on.
+
+        Raises:
+            StorageUnavailable: it failed and ``must`` is set: nothing comes after this save.
+            CheckpointError: as the engine says.
+        """
+        session = self._session
+        if self.last_step == session.step:
+            return
+        before = session.clock.phase
+        session.clock.enter("checkpointing")
+        self._engine.config = session.settings
+        report = self._engine.save(
+            self._state,
+            step=session.step,
+            samples=session.samples,
+            shared=self._shared(),
+            per_rank=self._per_rank(),
+        )
+        self._saved_at = time.monotonic()
+        self._record(report, must)
+        self._announce()
+        session.clock.enter(before)
+
+    def _record(self, report: SaveReport, must: bool) -> None:
+        session = self._session
+        if report.ok:
+            self.last_step = report.step
+            self._measured_blocking = report.blocking_ms / 1000
+            self._measured_durable = report.durable_ms / 1000
+            session.report(rankwire.CHECKPOINT, **self._checkpoint_event(report))
+            return
+        session.report(rankwire.CHECKPOINT_FAILED, step=report.step, message=report.message)
+        if must:
+            raise StorageUnavailable(f"the last checkpoint, of step {report.step}, failed: {report.message}")
+
+    def _checkpoint_event(self, report: SaveReport) -> dict[str, Any]:
+        measured = self._measured()
+        seconds = schedule.interval_seconds(self._session.settings, measured)
+        steps = self._session.settings.every_steps
+        if seconds is None:
+            seconds = (steps or 0) * measured.step_seconds
+        elif measured.step_seconds > 0:
+            steps = max(1, round(seconds / measured.step_seconds))
+        return {
+            "step": report.step,
+            "samples": report.samples,
+            "checkpoint": report.name,
+            "bytes": report.bytes,
+            "blocking_ms": report.blocking_ms,
+            "durable_ms": report.durable_ms,
+            "interval_seconds": seconds,
+            "interval_steps": steps,
+        }
+
+    def _shared(self) -> dict[str, Any]:
+        session = self._session
+        assert session.tracked is not None
+        return {
+            "step": session.step,
+            "samples": session.samples,
+            "seed": session.seed,
+            "data": {name: data.position for name, data in session.datasets.items()},
+            "fingerprint": {name: data.fingerprint() for name, data in session.datasets.items()},
+            "extras": session.extras,
+            "learning_rates": {
+                "rates": tracking.learning_rates(session.tracked),
+                "disagreeing": tracking.disagreeing_schedulers(session.tracked),
+            },
+            "evaluation_cut": session.evaluation_depth > 0,
+        }
+
+    def _per_rank(self) -> dict[str, bytes]:
+        session = self._session
+        values = {_RNG: session.evaluation_rng or rng.capture()}
+        for name, data in session.datasets.items():
+            state = data.rank_state()
+            if state is not None:
+                values[_DATA + name] = state
+        return values
+
+    # -- back ------------------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Load the resume point into everything that is tracked, and set the position.
+
+        Raises:
+            CheckpointError: as the engine says.
+            DataChanged: the data is not what the checkpoint was trained on.
+        """
+        session = self._session
+        self._engine.preflight()
+        report = self._engine.restore(self._state)
+        if report is None:
+            return
+        session.step, session.samples = report.step, report.samples
+        self.last_step = report.step
+        self.restored, self.restored_per_rank = dict(report.shared), dict(report.per_rank or {})
+        self.restored_world_size = report.saved_world_size
+        session.clock.at(report.step, report.samples)
+        session.extras.clear()
+        session.extras.update(self.restored.get("extras", {}))
+        session.evaluation_cut = bool(self.restored.get("evaluation_cut"))
+        if session.seed is None:
+            session.seed = self.restored.get("seed")
+        for data in session.datasets.values():
+            self.restore_data(data)
+        self._check_learning_rates()
+        self._restore_rng(self.restored_per_rank.get(_RNG))
+        session.report(rankwire.RESTORED, **_restored_event(report))
+        session.say(_restored_line(report))
+
+    def restore_data(self, data: Data) -> None:
+        """Put ``data`` at its saved position.
+
+        Raises:
+            DataChanged: its fingerprint is another.
+        """
+        if self.last_step is None:
+            return
+        position: int | None = self.restored.get("data", {}).get(data.name)
+        if position is None:
+            data.position = self._session.samples
+            self._session.warn(
+                f"the checkpoint knows nothing of the data {data.name!r}: it starts at sample {data.position}"
+            )
+            return
+        check_fingerprint(data, self.restored["fingerprint"][data.name])
+        data.position = position
+        data.load_rank_state(self.restored_per_rank.get(_DATA + data.name), self.restored_world_size)
+
+    def _check_learning_rates(self) -> None:
+        assert self._session.tracked is not None
+        saved = self.restored.get("learning_rates")
+        if saved is not None:
+            tracking.check_learning_rates(self._session.tracked, saved)
+
+    def _restore_rng(self, state: bytes | None) -> None:
+        """A rank without a saved state is seeded by the rule of :mod:`resumable_training.rng`."""
+        session = self._session
+        if state is not None:
+            rng.restore(state)
+        else:
+            rng.seed_rank(session.seed or 0, session.launch.rank, session.step)
+
+    def close(self) -> None:
+        """Wait for what is still being written."""
+        self._engine.close()
+
+
+def _restored_event(report: RestoreReport) -> dict[str, Any]:
+    return {
+        "step": report.step,
+        "samples": report.samples,
+        "checkpoint": report.checkpoint,
+        "record": report.record,
+        "seconds": report.seconds,
+        "fallback": [asdict(passed) for passed in report.fallback],
+    }
+
+
+def _restored_line(report: RestoreReport) -> str:
+    passed = "".join(f"; passed over {item.checkpoint}: {item.why}" for item in report.fallback)
+    return f"restored step {report.step} from {report.checkpoint} in {report.seconds:.2f} s{passed}"

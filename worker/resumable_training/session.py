@@ -1,0 +1,86 @@
+"""Everything one rank knows in one attempt: the state that the loop, evaluation and saving share."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from resumable_training.contract import rankwire
+from resumable_training.contract.assignment import CheckpointConfig
+from resumable_training.drain import Agreement, Watcher
+from resumable_training.launch import Launch
+from resumable_training.link import AgentLink
+from resumable_training.phases import PhaseClock
+from resumable_training.process_group import Group
+from resumable_training.trace import Trace
+
+if TYPE_CHECKING:
+    from resumable_training.data.position import Data
+    from resumable_training.loop import Step
+    from resumable_training.saving import Saver
+    from resumable_training.tracking import GradientSync, Tracked
+
+
+@dataclass
+class Session:
+    """``step`` and ``samples`` are done and applied; ``polls`` counts the polls since step ``step`` began."""
+
+    launch: Launch
+    device: torch.device
+    group: Group
+    clock: PhaseClock
+    agreement: Agreement
+    watcher: Watcher
+    link: AgentLink | None
+    trace: Trace | None
+    seed: int | None
+    settings: CheckpointConfig  # may be replaced at any time, by the link's thread
+    step: int = 0
+    samples: int = 0
+    steps_here: int = 0
+    rework_steps: int = 0
+    polls: int = 0
+    extras: dict[str, Any] = field(default_factory=dict)
+    datasets: dict[str, Data] = field(default_factory=dict)
+    tracked: Tracked | None = None
+    sync: GradientSync | None = None
+    saver: Saver | None = None
+    current: Step | None = None
+    evaluation_depth: int = 0
+    waited_evaluations: int = 0
+    evaluation_rng: bytes | None = None
+    evaluation_cut: bool = False
+    finished: bool = False
+    drained: bool = False
+    warned: set[str] = field(default_factory=set)
+
+    @property
+    def main(self) -> bool:
+        return self.launch.rank == 0
+
+    @property
+    def epoch(self) -> int:
+        """Of the next sample; 0 without data."""
+        return max((data.epoch for data in self.datasets.values()), default=0)
+
+    def warn(self, message: str) -> None:
+        """Tell the user once: on standard error and, by way of the agent, in the job's events."""
+        if message in self.warned:
+            return
+        self.warned.add(message)
+        print(f"resumable_training: {message}", file=sys.stderr, flush=True)
+        if self.link is not None:
+            self.link.send(rankwire.WARNING, message=message)
+
+    def say(self, message: str) -> None:
+        """One line for people, by rank 0."""
+        if self.main:
+            print(f"resumable_training: {message}", file=sys.stderr, flush=True)
+
+    def report(self, kind: str, **data: Any) -> None:
+        """Send an event by rank 0."""
+        if self.main and self.link is not None:
+            self.link.send(kind, **data)
