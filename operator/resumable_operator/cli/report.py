@@ -79,8 +79,13 @@ def _title(report: Report, console: Console) -> None:
         f" x runtime {percent(numbers.runtime)}",
         style="bold",
     )
-    if numbers.opaque_seconds:
+    if is_opaque(numbers):
         console.print(opaque_note(numbers))
+
+
+def is_opaque(numbers: GoodputNumbers) -> bool:
+    """Whether the script mostly reports no steps; a rank that connects late is opaque for a moment only."""
+    return numbers.opaque_seconds > numbers.productive_seconds
 
 
 def opaque_note(numbers: GoodputNumbers) -> str:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from resumable_operator.cli.display import Display
 from resumable_operator.cli.output import make_console
-from resumable_operator.cli.report import opaque_note
+from resumable_operator.cli.report import is_opaque, opaque_note
 from resumable_operator.cli.report_model import Ending, sighting
 from resumable_operator.cli.rundir import RunDir, moment
 from resumable_operator.cli.status_model import StatusView, build_view
@@ -126,7 +126,7 @@ def _facts(view: StatusView) -> Iterator[tuple[str, str]]:
         f"{percent(numbers.goodput)} = scheduling {percent(numbers.scheduling)}"
         f" x runtime {percent(numbers.runtime)}",
     )
-    if numbers.opaque_seconds:
+    if is_opaque(numbers):
         yield "", opaque_note(numbers)
     yield (
         "age",
