@@ -90,10 +90,19 @@ def kill_torchrun_supervisor(running: Running) -> float:
 
 
 def kill_our_worker(running: Running) -> float:
-    """A worker's machine is gone: agent and ranks are killed, no other takes its place; returns when."""
-    subprocess.run([PROGRAMS / "rtj", "fault", running.directory / "run", "kill-worker"], check=True)
-    faults = (running.directory / "run" / "faults.jsonl").read_text().splitlines()
-    return float(json.loads(faults[-1])["at"])
+    """A worker's machine is gone: agent and ranks are killed, no other takes its place; returns when.
+
+    The command needs a moment to start, so the time is that of the agent's death.
+    """
+    agent = running.rank(1)["supervisor"]
+    command = [PROGRAMS / "rtj", "fault", running.directory / "run", "kill-worker"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as fault:
+        if not wait_for("the agent's death", lambda: not _lives(agent), 30):
+            raise SystemExit("rtj fault killed no worker")
+        died_at = time.time()
+    if fault.returncode:
+        raise SystemExit(f"rtj fault failed with exit code {fault.returncode}")
+    return died_at
 
 
 @contextmanager
@@ -116,7 +125,7 @@ def wait_for(what: str, condition: Callable[[], bool], seconds: float) -> bool:
     while time.monotonic() < deadline:
         if condition():
             return True
-        time.sleep(0.02)
+        time.sleep(0.01)
     print(f"    gave up after {seconds:.0f} s: {what}", flush=True)
     return False
 
@@ -139,6 +148,13 @@ def _start(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _kill(pid: int) -> float:

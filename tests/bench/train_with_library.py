@@ -2,7 +2,6 @@
 
 import body
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 import resumable_training as rt
 
@@ -12,7 +11,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     run = rt.start()
-    model = DistributedDataParallel(body.Gpt()) if run.world_size > 1 else body.Gpt()
+    model = run.ddp(body.Gpt())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     data = run.data(
         body.Samples(), global_batch_size=body.GLOBAL_BATCH, micro_batch_size=body.MICRO_BATCH, seed=0
@@ -20,7 +19,7 @@ def main() -> None:
     run.track(model=model, optimizer=optimizer)
     for step in run.steps(data, until=body.UNTIL):
         for batch in step:
-            step.backward(model(batch))
+            step.backward(model(batch).mean())
         optimizer.step()
         optimizer.zero_grad()
         body.trace_step(step.number, run.rank, run.world_size)
