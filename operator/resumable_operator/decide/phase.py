@@ -68,7 +68,7 @@ def summarize(draft: Draft) -> None:
         draft.reserve()
     draft.set(
         phase=phase,
-        reason=draft.status.reason if draft.finished else "; ".join(draft.notes),
+        reason=draft.status.reason if draft.finished else "".join(draft.notes[-1:]),  # where it stands now
         observed_generation=job.generation,
         replicas=sum(worker.phase == "running" for worker in draft.observation.workers),
         selector=f"{LABEL_JOB_UID}={job.uid}",

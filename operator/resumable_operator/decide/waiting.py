@@ -13,6 +13,7 @@ from resumable_operator.decide.terminal import fail
 from resumable_operator.decide.views import ended
 from resumable_operator.decide.workers import apply_template
 
+LOOK_AGAIN_SECONDS = 2.0  # an agent that fell silent and speaks again is noticed by looking
 _FIRST_BACKOFF_SECONDS = 30.0
 _LONGEST_BACKOFF_SECONDS = 600.0
 
@@ -71,6 +72,7 @@ def _choose(draft: Draft) -> Start:
 
 def _wait(draft: Draft, start: Start) -> None:
     draft.note(start.reason)
+    draft.wake(draft.now + LOOK_AGAIN_SECONDS)
     if start.below_min:
         _wait_below_min(draft)
         return

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import typing
-from typing import Any, Type, TypeVar
+from typing import Any, Dict, Type, TypeVar
 
 T = TypeVar("T")
 
@@ -84,7 +85,7 @@ def _convert_optional(kind: Any, plain: Any, where: str) -> Any:
 
 def _convert_dataclass(kind: Any, plain: Any, where: str) -> Any:
     _expect(isinstance(plain, dict), where, "an object", plain)
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     values = {}
     for field in dataclasses.fields(kind):
         if field.name in plain:
@@ -92,6 +93,11 @@ def _convert_dataclass(kind: Any, plain: Any, where: str) -> Any:
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ContractError("%s.%s is missing" % (where, field.name))
     return kind(**values)
+
+
+@functools.lru_cache(maxsize=None)
+def _hints(kind: Any) -> Dict[str, Any]:
+    return typing.get_type_hints(kind)  # evaluates strings: far too slow for every message
 
 
 def _expect(condition: bool, where: str, wanted: str, got: Any) -> None:
