@@ -11,10 +11,10 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Optional
 
 from resumable_training.agent import reap
-from resumable_training.agent.attempt import Context
+from resumable_training.agent.attempt import REAP_SECONDS, Context
 from resumable_training.agent.auth import Gate
 from resumable_training.agent.core import Agent
 from resumable_training.agent.guarding import GuardProcess
@@ -29,7 +29,7 @@ EXIT_USAGE = 2
 _SOCKET_PATH_LIMIT = 80  # of the directory: sun_path holds 108 bytes (104 on macOS)
 
 
-def main(starter: "RankStarter | None" = None) -> int:
+def main(starter: Optional[RankStarter] = None, reap_seconds: float = REAP_SECONDS) -> int:
     """Read the configuration, run the agent, return its exit code."""
     _open_standard_streams()
     try:
@@ -42,7 +42,7 @@ def main(starter: "RankStarter | None" = None) -> int:
     say = _sayer(errors, spec.worker)
     temporary = _short_directory()
     try:
-        return _run(spec, gate, temporary, outlet, say, starter or ColdStarter())
+        return _run(spec, gate, temporary, outlet, say, starter or ColdStarter(), reap_seconds)
     except OSError as error:
         say("cannot go on: %s" % error)
         return 1
@@ -76,13 +76,14 @@ def _run(
     outlet: Outlet,
     say: Callable[[str], None],
     starter: RankStarter,
+    reap_seconds: float,
 ) -> int:
     end_leftovers(spec, say)
     guard = GuardProcess(temporary)
 
     def context(agent: Agent) -> Context:
         pump = OutputPump(outlet, agent.warn_from_thread)
-        return Context(spec, starter, pump, guard, agent.emit, temporary)
+        return Context(spec, starter, pump, guard, agent.emit, temporary, reap_seconds)
 
     async def run() -> int:
         return await Agent(spec, gate.boot_id, gate, context, say).run()

@@ -377,7 +377,8 @@ class Attempt:
             await asyncio.sleep(0.01)
         self._link.close()
         for rank in self.ranks:
-            self._context.guard.remove(rank.started.pid)
+            if not rank.abandoned:
+                self._context.guard.remove(rank.started.pid)
             self._context.pump.close(rank.output)
             rank.page.close()
             with contextlib.suppress(OSError):  # a scratch file; whoever removes the directory has it too
