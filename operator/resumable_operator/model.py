@@ -218,7 +218,8 @@ def parse_spec(data: Any) -> JobSpec:
 def _as_spec_error(error: ValidationError) -> SpecError:
     import difflib
 
-    problem = error.errors()[0]
+    problems = error.errors()
+    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])  # a typo explains the rest
     path = ".".join(["spec", *(str(part) for part in problem["loc"])])
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":

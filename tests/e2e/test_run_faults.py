@@ -1,7 +1,7 @@
 """``rtj run`` with real agents and fake ranks: every fault of ``rtj fault`` ends in a finished job.
 
-The fakes need no torch, so a test takes seconds. What a fault costs and is called is checked in the status that
-people see.
+The fakes need no torch, so a test takes seconds. What a fault costs and is called is checked in the status
+that people see.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ def test_undisturbed(run: LocalRun) -> None:
     """A job that nothing happens to takes one attempt and no process stays behind."""
     run.start_fake("--workers", "2", "--processes-per-worker", "2", fake=("--steps", "20"))
     status = run.finish()
-    assert (status.phase, status.step, status.attempt.number, status.interruptions) == ("Succeeded", 20, 1, ())
+    assert (status.phase, status.step, status.attempt.number, status.interruptions) == (
+        "Succeeded",
+        20,
+        1,
+        (),
+    )
     assert status.attempt.world_size == 4
     assert run.processes() == []
 
@@ -127,7 +132,7 @@ def test_no_more_machines_than_the_job_can_use(run: LocalRun) -> None:
 
 
 def test_cut_from_the_operator_alone_is_no_loss(run: LocalRun) -> None:
-    """An agent that only the operator can't reach, with its neighbour in touch, goes on training undisturbed."""
+    """An agent that only the operator can't reach, with its neighbour in touch, trains on undisturbed."""
     run.start_fake("--workers", "2", fake=("--steps", "250", *FAKE[2:]))
     run.until_step(15)
     run.fault("cut-network", "--seconds", "3", "--scope", "operator")

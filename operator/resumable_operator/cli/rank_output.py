@@ -1,7 +1,7 @@
 """Shows the output of rank 0 while a job runs, attempt after attempt, without repeating itself.
 
 A script that fails at its import would print the same traceback once per attempt. So the output of an attempt
-is held back as long as it is, line by line, what the attempt before had printed.
+is held back as long as it is, line by line, what an attempt before had printed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class RankOutput:
         self._attempt = 0
         self._offset = 0
         self._rest = b""
-        self._earlier: list[str] = []  # what the attempt before printed first
+        self._earlier: list[str] = []  # what an attempt before printed first
         self._lines: list[str] = []  # what this one printed first
         self._held = 0  # lines that repeated the earlier ones so far
 
@@ -46,7 +46,9 @@ class RankOutput:
         return self._read() + self._finish()
 
     def _turn_to(self, attempt: int) -> None:
-        self._earlier, self._lines = self._lines, []
+        if self._held < len(self._lines):  # else it was killed on its way through the same output
+            self._earlier = self._lines
+        self._lines = []
         self._attempt, self._offset, self._held = attempt, 0, 0
 
     def _read(self) -> list[str]:
@@ -73,7 +75,7 @@ class RankOutput:
         lines, self._rest = ([self._rest] if self._rest else []), b""
         shown = self._show(lines)
         if self._held and self._held == len(self._lines):
-            shown.append(self._prefix() + f"({self._held} lines, the same as in attempt {self._attempt - 1})")
+            shown.append(self._prefix() + f"({self._held} lines, the same as before)")
         return shown
 
     def _show(self, lines: list[bytes]) -> list[str]:
@@ -93,7 +95,7 @@ class RankOutput:
         """The first line that differs tells how many did not."""
         if not self._held or number != self._held:
             return []
-        return [self._prefix() + f"({self._held} lines as in attempt {self._attempt - 1})"]
+        return [self._prefix() + f"({self._held} lines as before)"]
 
     def _prefix(self) -> str:
         return f"[{self._attempt} {self._rank}] "

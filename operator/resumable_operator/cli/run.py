@@ -133,18 +133,18 @@ def summarize(console: Console, status: JobStatus, setting: Setting) -> None:
     """What came of it, in a few lines."""
     lost = ", ".join(f"{count} {cause}" for cause, count in sorted(status.interruption_counts.items()))
     share = percent(goodput(status.ledger, status.ledger.settled_at).goodput)
-    console.print(
+    lines = [
         f"{_outcome(status)}: step {status.step}, {status.attempt.number} attempts, "
         f"interruptions: {lost or 'none'}, goodput {share}"
-    )
+    ]
     if status.phase == "Failed":
-        console.print(status.reason.splitlines()[0] if status.reason else "failed")
-        for line in failure_tail(status.last_interruption, shown_live=not setting.quiet):
-            console.print(line)
+        lines += status.reason.splitlines()[:1]
+        lines += failure_tail(status.last_interruption, shown_live=not setting.quiet)
     if status.phase == "Suspended":
         point = f"checkpoint {status.checkpoint.name}" if status.checkpoint else "the beginning"
-        console.print(f"the same command line continues from {point}")
-    console.print(f"where the time went: rtj report {_short(setting.directory)}")
+        lines.append(f"the same command line continues from {point}")
+    for line in [*lines, f"where the time went: rtj report {_short(setting.directory)}"]:
+        console.print(line, soft_wrap=True)
 
 
 def failure_tail(failure: Interruption | None, shown_live: bool) -> list[str]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,9 +140,13 @@ class LocalRun:
         )
 
     def _environment(self) -> dict[str, str]:
-        if not self._setting.trace_samples:
-            return {}
-        return {env.TRACE_DIR: str(self._setting.directory / "traces")}
+        """Of every rank. In a virtual environment, ``python`` means this one, as if it were activated."""
+        result = {}
+        if self._setting.trace_samples:
+            result[env.TRACE_DIR] = str(self._setting.directory / "traces")
+        if sys.prefix != sys.base_prefix:
+            result["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+        return result
 
     # ---- while it runs -------------------------------------------------------------------------------
 
@@ -182,8 +188,9 @@ class LocalRun:
             self._over.set()
 
     def _told(self, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
-        if kind == "Warning":
-            self._messages.append(f"{reason}: {message}")
+        """Warnings are shown as they come; the job's failure, with all its lines, is for the end."""
+        if kind == "Warning" and reason != "Failed":
+            self._messages.append(f"{reason}: {message.splitlines()[0]}")
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
