@@ -231,8 +231,8 @@ class IterableData:
         elif not self.accept_changes:
             raise DataChanged(
                 f"the iterable dataset {self.name!r} was saved by {saved_world_size} ranks and there are "
-                f"{self._place.world_size} now; its own state can't be divided anew. Run as many as then, use a "
-                "map-style dataset (exact at any number of ranks), or pass accept_changes=True to "
+                f"{self._place.world_size} now; its own state can't be divided anew. Run as many as then, "
+                "use a map-style dataset (exact at any number of ranks), or pass accept_changes=True to "
                 "run.data to start the dataset afresh"
             )
 
