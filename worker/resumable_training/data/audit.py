@@ -160,7 +160,10 @@ def newest_fingerprint(store: Path) -> dict[str, object]:
     if not found:
         raise FileNotFoundError(f"no complete checkpoint below {store}")
     manifest = json.loads((max(found)[2] / MANIFEST_FILE).read_bytes())
-    fingerprint: dict[str, object] = manifest.get("data_fingerprint") or {}
+    fingerprints: dict[str, dict[str, object]] = manifest.get("data_fingerprint") or {}
+    if len(fingerprints) != 1:
+        raise ValueError(f"the run must have exactly one data stream, it has {sorted(fingerprints)}")
+    (fingerprint,) = fingerprints.values()
     if fingerprint.get("kind") != "map" or fingerprint.get("drop_last"):
         raise ValueError("only map-style data without drop_last has an order that can be recomputed")
     return fingerprint
