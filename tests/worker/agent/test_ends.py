@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from agent_process import AgentProcess, fake_command, process_exists, script, wait_until
 
+from resumable_training.agent.procfs import all_processes
 from resumable_training.contract import events
 from resumable_training.contract.assignment import Limits
 
@@ -122,6 +123,16 @@ def test_sigterm_to_an_idle_agent(tmp_path: Path) -> None:
         assert agent.kill(signal.SIGTERM) == 143
 
 
+@pytest.mark.parametrize(("options", "code"), [(("--ignore-drain",), 0), (("--exit-at", "40"), 1)])
+def test_sigterm_when_ranks_do_not_drain(tmp_path: Path, options: tuple[str, ...], code: int) -> None:
+    """The window over: they were asked, 0. A rank that fails meanwhile: 1."""
+    command = fake_command("--steps", "100000", "--ignore-drain", *options)
+    with AgentProcess(tmp_path, command) as agent:
+        agent.begin(ranks=1, limits=Limits(drain_seconds=3.0))
+        agent.wait_event(events.RANK_CONNECTED)
+        assert agent.kill(signal.SIGTERM) == code
+
+
 def test_nothing_new_for_an_agent_that_is_leaving(tmp_path: Path) -> None:
     """After SIGTERM, assignments are refused, and the state says why."""
     command = fake_command("--ignore-drain", "--steps", "100000")
@@ -190,6 +201,20 @@ def test_an_agent_that_dies_takes_all_with_it(tmp_path: Path, how: str) -> None:
             assert agent.process.wait(20) == 1
         gone(pids)
         wait_until(lambda: not list(tmp_path.glob("rtj-*")), "the end of the temporary directory")
+
+
+def test_ranks_die_with_their_agent_without_its_guard(tmp_path: Path) -> None:
+    """The kernel ends them (PDEATHSIG); and the loss of the guard is no harm to a living agent."""
+    with AgentProcess(tmp_path, LONG) as agent:
+        assert agent.process is not None
+        (guard,) = [process.pid for process in all_processes() if process.parent == agent.process.pid]
+        os.kill(guard, signal.SIGKILL)
+        gone([guard])
+        agent.begin(ranks=2)
+        pids = [*agent.rank_pids().values()]
+        agent.wait_event(events.PROGRESS)
+        agent.kill(signal.SIGKILL)
+        gone(pids)
 
 
 def test_what_ranks_leave_behind_ends_with_the_attempt(tmp_path: Path) -> None:

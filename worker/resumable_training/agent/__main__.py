@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Callable, Optional
 
 from resumable_training.agent import reap
-from resumable_training.agent.attempt import REAP_SECONDS, Context
 from resumable_training.agent.auth import Gate
+from resumable_training.agent.context import REAP_SECONDS, Context
 from resumable_training.agent.core import Agent
 from resumable_training.agent.guarding import GuardProcess
 from resumable_training.agent.outlet import Outlet

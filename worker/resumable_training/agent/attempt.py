@@ -11,55 +11,29 @@ import contextlib
 import os
 import signal
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from resumable_training.agent import drain as draining
 from resumable_training.agent import reap, reports, stacks
+from resumable_training.agent.context import Context
 from resumable_training.agent.drain import Drain
 from resumable_training.agent.files import write_json
 from resumable_training.agent.hang import Hang, find_hang
-from resumable_training.agent.output import OutputPump
 from resumable_training.agent.procfs import start_ticks
 from resumable_training.agent.rank import Rank, Reporter
 from resumable_training.agent.ranklink import RankLink
-from resumable_training.agent.ranks import RankFiles, RankStarter, log_path, rank_plan
+from resumable_training.agent.ranks import RankFiles, log_path, rank_plan
 from resumable_training.contract import events, exitcodes, rankwire
-from resumable_training.contract.assignment import AgentSpec, Assignment, CheckpointConfig, Limits
+from resumable_training.contract.assignment import Assignment, CheckpointConfig, Limits
 from resumable_training.contract.codec import to_plain
 from resumable_training.contract.events import RankExit
 from resumable_training.contract.progress import ProgressPage
 
-REAP_SECONDS = 5.0  # a rank that SIGKILL has not ended by then makes its worker unfit
 _OUTPUT_SECONDS = 1.0  # for the last lines, should the log's disk hang
 WARNINGS_LIMIT = 200  # passed on from the ranks of one attempt
 _LEFTOVER_TURNS = 200
-
-
-class Guard(Protocol):
-    """Told which sessions live, so that it can end them if the agent is killed."""
-
-    def add(self, session: int) -> None: ...
-
-    def remove(self, session: int) -> None: ...
-
-    def keep(self) -> List[int]:
-        """Pids that are children of the agent and no leftovers."""
-        ...
-
-
-@dataclass(frozen=True)
-class Context:
-    """What an attempt shares with the agent. ``emit(kind, attempt, data)`` appends to the event log."""
-
-    spec: AgentSpec
-    starter: RankStarter
-    pump: OutputPump
-    guard: Guard
-    emit: Callable[[str, int, Any], None]
-    socket_directory: Path
-    reap_seconds: float = REAP_SECONDS
 
 
 class Attempt:
@@ -157,7 +131,7 @@ class Attempt:
     def _make_link(self) -> RankLink:
         name = "a%d.sock" % self.assignment.attempt
         return RankLink(
-            str(self._context.socket_directory / name), self._leaders, self._on_message, self._warn
+            str(self._context.socket_directory / name), self._leaders, self._on_message, self._on_nonsense
         )
 
     def _leaders(self) -> Dict[int, int]:
@@ -186,6 +160,10 @@ class Attempt:
         elif kind != rankwire.WARNING or self._may_warn():
             fields = {key: value for key, value in message.items() if key != "kind"}
             self._emit(kind, dict(fields, rank=number))
+
+    def _on_nonsense(self, message: str) -> None:
+        if self._may_warn():
+            self._warn(message)
 
     def _may_warn(self) -> bool:
         """Bounded: a rank that warns at every step must not push everything else out of the event log."""

@@ -16,8 +16,9 @@ from typing import Any, Callable, Coroutine, Optional, Set
 
 from resumable_training.agent import reap
 from resumable_training.agent.accept import MASTER_PORT, Known, Refusal, judge
-from resumable_training.agent.attempt import REAP_SECONDS, Attempt, Context
+from resumable_training.agent.attempt import Attempt
 from resumable_training.agent.auth import Gate
+from resumable_training.agent.context import REAP_SECONDS, Context
 from resumable_training.agent.files import write_json
 from resumable_training.agent.log import EventLog, monotonic_ms
 from resumable_training.agent.metrics import WorkerMetrics
@@ -33,8 +34,9 @@ from resumable_training.contract.events import AgentState
 TICK_SECONDS = 0.1
 GAP_SECONDS = 1.0  # between ticks: the machine was paused, silence proves nothing
 FLUSH_SECONDS = 1.0  # for the last events, before the agent leaves
+EXIT_FAILED = 1  # ranks failed while they drained
 EXIT_LIFELINE = 1
-EXIT_SIGTERM = 143  # ended by SIGTERM without ranks that could drain
+EXIT_SIGTERM = 143  # ended by SIGTERM with no ranks to ask
 
 
 class Agent:
@@ -174,8 +176,7 @@ class Agent:
             return
         attempt.drain("sigterm", seconds)
         await attempt.finished.wait()
-        drained = attempt.outcome in (events.DRAINED, events.SUCCEEDED)
-        self.leave(0 if drained else EXIT_SIGTERM)
+        self.leave(EXIT_FAILED if attempt.outcome == events.FAILED else 0)
 
     # time ---------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Optional
 
 from resumable_training.contract import rankwire
 
-_LINE_LIMIT = 1024 * 1024
+_LINE_LIMIT = 64 * 1024  # an event with it in must fit a reader's line
 _SETTLE_TURNS = 1000
 
 
@@ -89,15 +89,22 @@ class RankLink:
             await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        link = None
+        """One connection. Before hello a broken rule ends it; after, only that message is lost."""
+        link: Optional[_Link] = None
         try:
-            async for line in reader:
-                message = _parse(line)
-                if link is None:
-                    link = self._admit(message, writer)
-                self._on_message(link.rank, link.pid, message)
-        except ValueError as error:  # also a line beyond the limit
-            self._warn("a rank's connection was closed: %s" % error)
+            while True:
+                try:
+                    line = await reader.readline()
+                    if not line:
+                        return
+                    message = _parse(line)
+                    link = link or self._admit(message, writer)
+                except ValueError as error:  # not a message, or longer than the limit
+                    self._warn("a message from %s is not understood: %s" % (_name(link), error))
+                    if link is None:
+                        return
+                else:
+                    self._on_message(link.rank, link.pid, message)
         except ConnectionError:
             pass  # the rank's end is seen by waitpid
         finally:
@@ -119,15 +126,14 @@ class RankLink:
 
 
 def _parse(line: bytes) -> Dict[str, Any]:
-    message = json.loads(line, parse_constant=_refuse_constant)
+    message = json.loads(line, parse_constant=lambda _: None)  # NaN is no JSON and could not be sent on
     if not isinstance(message, dict) or message.get("kind") not in rankwire.FROM_RANK:
         raise ValueError("unknown message %r" % line[:80])
     return message
 
 
-def _refuse_constant(text: str) -> None:
-    """NaN and infinities are no JSON, and could not be sent on."""
-    raise ValueError("%s is not JSON" % text)
+def _name(link: Optional[_Link]) -> str:
+    return "rank %d" % link.rank if link else "a process that did not say hello"
 
 
 def _session(pid: int) -> Optional[int]:
