@@ -205,7 +205,7 @@ def test_an_agent_that_dies_takes_all_with_it(tmp_path: Path, how: str) -> None:
 
 def test_ranks_die_with_their_agent_without_its_guard(tmp_path: Path) -> None:
     """The kernel ends them (PDEATHSIG); and the loss of the guard is no harm to a living agent."""
-    with AgentProcess(tmp_path, LONG) as agent:
+    with AgentProcess(tmp_path, LONG, extra_environment={"TMPDIR": str(tmp_path)}) as agent:
         assert agent.process is not None
         (guard,) = [process.pid for process in all_processes() if process.parent == agent.process.pid]
         os.kill(guard, signal.SIGKILL)
