@@ -25,10 +25,16 @@ PATIENCE_SECONDS = 60.0
 
 
 class LocalRun:
-    """One run directory and the ``rtj run`` that works on it."""
+    """One run directory and the ``rtj run`` that works on it.
+
+    ``environment``: more variables for ``rtj run`` and, through it, for the ranks.
+    """
+
+    patience_seconds = PATIENCE_SECONDS
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "run"
+        self.environment: dict[str, str] = {}
         self.output = directory / "output.txt"
         self.process: subprocess.Popen[bytes] | None = None
         self.arguments: list[str] = []
@@ -53,6 +59,7 @@ class LocalRun:
                 stdout=output,
                 stderr=output,
                 cwd=self.output.parent,
+                env={**os.environ, **self.environment},
             )
 
     def start_fake(self, *options: str, fake: tuple[str, ...] = ()) -> None:
@@ -73,7 +80,7 @@ class LocalRun:
         """Wait for the end of ``rtj run`` and check its exit code; the last status."""
         assert self.process is not None
         try:
-            self.process.wait(PATIENCE_SECONDS)
+            self.process.wait(self.patience_seconds)
         except subprocess.TimeoutExpired as error:
             raise AssertionError(f"rtj run did not end; {self.text()}") from error
         assert self.process.returncode == code, f"exit code {self.process.returncode}; {self.text()}"
@@ -108,7 +115,7 @@ class LocalRun:
         )
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + self.patience_seconds
         while not condition():
             assert time.monotonic() < deadline, f"waited in vain for {what}; {self.text()}"
             time.sleep(0.02)
