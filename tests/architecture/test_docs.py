@@ -1,5 +1,6 @@
 """The documents speak only of what exists: targets, commands, options, files, variables, exit codes."""
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +108,42 @@ def test_on_call_page_is_complete() -> None:
     text = (ROOT / "docs" / "on-call.md").read_text()
     words = [*map(str, exitcodes.MEANING), *metrics.INTERRUPTION_CAUSES, *metrics.PLANNED_CAUSES]
     assert [word for word in words if not re.search(rf"^\| `{word}` ", text, re.MULTILINE)] == []
+
+
+def _texts_in_code() -> str:
+    """Every string of the code, with "..." where a value is put in."""
+    texts = []
+    for path in [*(ROOT / "operator").rglob("*.py"), *(ROOT / "worker").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                texts.append("".join(str(getattr(part, "value", "...")) for part in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    return "\n".join(texts)
+
+
+def test_messages_in_the_on_call_page_exist() -> None:
+    """Each message that docs/on-call.md explains is one that the code can write."""
+    section = (ROOT / "docs" / "on-call.md").read_text().split("## By message")[1].split("\n## ")[0]
+    known = _texts_in_code()
+    messages = re.findall(r"^\| `([^`]+)`", section, re.MULTILINE)
+    budgets = "(?<=budgets.)(userError|infrastructure|preemption)"
+    general = [re.sub(budgets, " ... ", message) for message in messages]
+    pieces = [piece.strip(" :") for message in general for piece in message.split("...")]
+    assert messages
+    assert [piece for piece in pieces if len(piece) > 5 and piece not in known] == []
+
+
+def test_conditions_are_documented() -> None:
+    """docs/on-call.md explains every condition that a status can have."""
+    decide = ROOT / "operator" / "resumable_operator" / "decide"
+    code = "".join(path.read_text() for path in decide.glob("*.py"))
+    conditions = set(re.findall(r'set_(?:condition|if_known)\(\s*draft,\s*"(\w+)"', code))
+    table = (ROOT / "docs" / "on-call.md").read_text().split("## Conditions")[1].split("\n## ")[0]
+    assert conditions
+    assert [
+        name for name in conditions if not re.search(rf"^\| .*\b{name}\b.* \|", table, re.MULTILINE)
+    ] == []
 
 
 def test_shell_exit_codes_are_documented() -> None:
