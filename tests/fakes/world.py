@@ -11,7 +11,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from resumable_operator.decide import actions as act
-from resumable_operator.decide.observation import Agent, Disruption, Job, Observation, TimedEvent, Worker
+from resumable_operator.decide.observation import (
+    Agent,
+    Disruption,
+    Job,
+    Node,
+    Observation,
+    TimedEvent,
+    Worker,
+    WorkerPhase,
+)
 from resumable_operator.decide.plan import decide
 from resumable_operator.model import JobStatus, parse_spec
 from resumable_training.contract import events, exitcodes
@@ -41,7 +50,7 @@ class FakeAgent:
     incarnation: int
     born: float
     boot_id: str
-    phase: str = "pending"
+    phase: WorkerPhase = "pending"
     deleting: bool = False
     exit_code: int | None = None
     disruption: Disruption | None = None
@@ -95,6 +104,9 @@ class World:
         self.groups: dict[int, Group] = {}
         self.committed = 0
         self.high_water = 0
+        self.nodes: dict[str, Node] = {}  # by name; worker of place 2 is on node-2
+        self.reasons: dict[str, str] = {}  # worker -> reason of its container or pod
+        self.refused: list[Assignment] = []
         self.emitted: list[act.EmitEvent] = []
         self.plans: list[act.Plan] = []
         self.crash_code: int | None = None  # every rank 0 ends with it right after its start
@@ -125,6 +137,7 @@ class World:
                 agent.name: self._view(agent) for agent in self.agents.values() if agent.phase != "pending"
             },
             events=tuple(sorted(_coalesced(seen), key=lambda timed: timed.at)),
+            nodes=dict(self.nodes),
             capacity=self.capacity,
         )
 
@@ -173,6 +186,22 @@ class World:
         """Replace fields of the spec, given as in YAML."""
         plain = {**self.job.spec.plain(), **changes}
         self.job = replace(self.job, spec=parse_spec(plain), generation=self.job.generation + 1)
+
+    def _worker(self, agent: FakeAgent) -> Worker:
+        return Worker(
+            name=agent.name,
+            place=agent.place,
+            incarnation=agent.incarnation,
+            phase=agent.phase,
+            node=f"node-{agent.place}" if agent.phase != "pending" else "",
+            address=f"127.0.1.{agent.place}",
+            agent_port=9000 + agent.incarnation,
+            created_at=agent.born,
+            deleting=agent.deleting,
+            exit_code=agent.exit_code,
+            reason=self.reasons.get(agent.name, ""),
+            disruption=agent.disruption,
+        )
 
     def _view(self, agent: FakeAgent) -> Agent:
         heard = agent.last_heard
@@ -256,6 +285,7 @@ class World:
             return
         old = agent.assignment
         if old is not None and assignment.attempt < old.attempt:
+            self.refused.append(assignment)
             return
         if old is not None and assignment.attempt == old.attempt:
             assert assignment.digest == old.digest, "one attempt, two memberships"
@@ -493,19 +523,3 @@ def _coalesced(seen: list[TimedEvent]) -> list[TimedEvent]:
         if timed.event.kind != events.PROGRESS
         or timed.event.seq == newest[timed.worker, timed.event.boot_id, timed.event.attempt]
     ]
-
-
-def _worker(agent: FakeAgent) -> Worker:
-    return Worker(
-        name=agent.name,
-        place=agent.place,
-        incarnation=agent.incarnation,
-        phase=agent.phase,  # type: ignore[arg-type]
-        node=f"node-{agent.place}" if agent.phase != "pending" else "",
-        address=f"127.0.1.{agent.place}",
-        agent_port=9000 + agent.incarnation,
-        created_at=agent.born,
-        deleting=agent.deleting,
-        exit_code=agent.exit_code,
-        disruption=agent.disruption,
-    )

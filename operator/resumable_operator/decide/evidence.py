@@ -154,7 +154,7 @@ def _note_agent(draft: Draft, member: MemberStatus) -> None:
     attempt, state = draft.attempt, heard_state(draft, member.worker)
     if state is None:
         return
-    if attempt.state == "forming":
+    if attempt.running_at is None:  # it may not have its assignment yet
         if state.unfit:
             message = f"{member.worker} is unfit: one of its ranks can't be reaped"
             witnessed(draft, _lost(draft, member, "node_lost", message))

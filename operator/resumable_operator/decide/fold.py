@@ -86,7 +86,7 @@ def _parse(draft: Draft, kind: type[T], data: dict[str, Any]) -> T | None:
 
 def _progress(draft: Draft, timed: TimedEvent) -> None:
     report = _parse(draft, ProgressReport, timed.event.data)
-    if report is None or draft.attempt.state == "ending":
+    if report is None:
         return
     settled_at = timed.at - (timed.event.at_ms - report.settled_ms) / 1000
     draft.set_attempt(last_progress_at=max(settled_at, draft.attempt.last_progress_at or settled_at))
@@ -100,11 +100,11 @@ def _progress(draft: Draft, timed: TimedEvent) -> None:
 
 
 def _progress_of_rank_zero(draft: Draft, report: ProgressReport, settled_at: float) -> None:
-    at_ms = ledger.milliseconds(settled_at)
-    draft.set(
-        ledger=ledger.fold_progress(draft.status.ledger, report, draft.attempt.number, at_ms),
-        uses_library=report.uses_library,
-    )
+    if draft.attempt.state != "ending":  # there, all time up to now has been settled as detection
+        at_ms = ledger.milliseconds(settled_at)
+        folded = ledger.fold_progress(draft.status.ledger, report, draft.attempt.number, at_ms)
+        draft.set(ledger=folded)
+    draft.set(uses_library=report.uses_library)
     if report.phase not in _BEFORE_RESTORED:
         draft.set(step=report.step, samples=report.samples)
     if report.step_seconds > 0:
