@@ -35,7 +35,8 @@ from resumable_training.checkpoint.state import (
 )
 from resumable_training.checkpoint.store import Store
 from resumable_training.checkpoint.values import from_text, to_text
-from resumable_training.checkpoint.verify import DAMAGED, OK, Inspection, Verdict
+from resumable_training.checkpoint.verify import DAMAGED, OK, Block, Inspection, Verdict
+from resumable_training.contract.manifest import Manifest
 
 Warn = Callable[[str], None]
 
@@ -61,24 +62,22 @@ class Loaded:
 def verify_together(source: Source, ranks: Ranks) -> Inspection:
     """Every byte is read once, by one of the ranks; all get the same verdict.
 
-    A mismatch is proof only if another rank reads the same: one bad machine must not orphan a checkpoint.
+    A mismatch is proof only if every rank reads it: one bad machine must not orphan a checkpoint.
     """
     seen = ranks.first(lambda: verify.inspect(source.store, source.name, foreign=source.foreign))
     if seen.verdict.outcome != OK or seen.manifest is None:
         return seen
-    verdict = _verify_shares(source, seen, ranks, shift=0)
-    if verdict.outcome == DAMAGED:
-        again = _verify_shares(source, seen, ranks, shift=1)
-        if again.outcome != DAMAGED:
+    share = verify.blocks_of(seen.manifest, ranks.rank, ranks.world_size)
+    verdict = verify.worst(_compare(source, seen.manifest, ranks, share))
+    if verdict.block is not None:
+        again = _compare(source, seen.manifest, ranks, [verdict.block])
+        if any(one.outcome != DAMAGED for one in again):
             verdict = verify.cannot_tell(f"two reads of it differ: {verdict.reason}")
     return Inspection(verdict, seen.marker, seen.manifest)
 
 
-def _verify_shares(source: Source, seen: Inspection, ranks: Ranks, shift: int) -> Verdict:
-    assert seen.manifest is not None
-    manifest = seen.manifest
-    share = ((ranks.rank + shift) % ranks.world_size, ranks.world_size)
-    return verify.worst(ranks.agree(lambda: verify.verify_blocks(source.store, source.name, manifest, share)))
+def _compare(source: Source, manifest: Manifest, ranks: Ranks, blocks: list[Block]) -> list[Verdict]:
+    return ranks.agree(lambda: verify.verify_blocks(source.store, source.name, manifest, blocks))
 
 
 class Loader:

@@ -62,7 +62,7 @@ def _encode_array(value: Any, tensors: list[Any] | None, where: str) -> Any:
             "dtype": value.dtype.str,
             "shape": shape,
             "v": data,
-            "scalar": not hasattr(value, "sort"),
+            "scalar": type(value).__name__ != "ndarray",
         }
     if tensors is not None and hasattr(value, "untyped_storage"):
         tensors.append(value)

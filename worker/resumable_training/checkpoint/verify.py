@@ -29,11 +29,14 @@ OK = "ok"
 DAMAGED = "damaged"
 CANNOT_TELL = "cannot_tell"
 
+Block = tuple[str, int]  # file, number of the block in it
+
 
 @dataclass(frozen=True)
 class Verdict:
     outcome: str  # OK, DAMAGED or CANNOT_TELL
     reason: str = ""
+    block: Block | None = None  # the one that differs, when a read of it showed the damage
 
 
 def damaged(reason: str) -> Verdict:
@@ -194,20 +197,21 @@ def _tries(seconds: float) -> Iterator[None]:
         yield
 
 
-def verify_blocks(store: Store, name: str, manifest: Manifest, share: tuple[int, int] = (0, 1)) -> Verdict:
-    """Read and compare every ``share[1]``-th block from ``share[0]`` on, so that ranks can split the work."""
-    index, count = share
-    blocks = [
-        (file, number)
-        for file in sorted(manifest.files)
-        for number in range(len(manifest.files[file].blocks))
-    ]
+def blocks_of(manifest: Manifest, index: int = 0, count: int = 1) -> list[Block]:
+    """Every ``count``-th block of a checkpoint from ``index`` on, so that ranks can split the work."""
+    files = sorted(manifest.files.items())
+    return [(file, number) for file, entry in files for number in range(len(entry.blocks))][index::count]
+
+
+def verify_blocks(store: Store, name: str, manifest: Manifest, blocks: Iterable[Block]) -> Verdict:
+    """Read these blocks and compare each with the manifest; stops at the first that differs."""
     try:
-        for file, number in blocks[index::count]:
-            data = store.read(f"{name}/{file}", number * manifest.block_bytes, manifest.block_bytes)
+        for file, number in blocks:
+            at = number * manifest.block_bytes
+            data = store.read(f"{name}/{file}", at, manifest.block_bytes)
             if xxhash.xxh3_128_hexdigest(data) != manifest.files[file].blocks[number]:
-                at = number * manifest.block_bytes
-                return damaged(f"{file}: the {len(data)} bytes from {at} on are not those that were written")
+                reason = f"{file}: the {len(data)} bytes from {at} on are not those that were written"
+                return Verdict(DAMAGED, reason, (file, number))
     except CheckpointError as error:  # also a file that this machine does not see: others may
         return cannot_tell(error)
     return Verdict(OK)
