@@ -71,10 +71,16 @@ class Workers(Model):
         if self.sizes is not None and (not self.sizes or min(self.sizes) < 1):
             raise ValueError("sizes must list at least one size, each at least 1")
         if not self.allowed_sizes():
-            rule = f"multiples of {self.multiple_of}" if self.multiple_of else f"sizes {list(self.sizes or ())}"
-            raise ValueError(f"no allowed size lies between min {self.min_size} and max {self.max_size} ({rule})")
+            rule = (
+                f"multiples of {self.multiple_of}" if self.multiple_of else f"sizes {list(self.sizes or ())}"
+            )
+            raise ValueError(
+                f"no allowed size lies between min {self.min_size} and max {self.max_size} ({rule})"
+            )
         if self.replicas not in self.allowed_sizes():
-            raise ValueError(f"replicas ({self.replicas}) is not an allowed size; allowed: {list(self.allowed_sizes())}")
+            raise ValueError(
+                f"replicas ({self.replicas}) is not an allowed size; allowed: {list(self.allowed_sizes())}"
+            )
         return self
 
     def allowed_sizes(self) -> tuple[int, ...]:
@@ -125,9 +131,13 @@ class Checkpoint(Model):
     interval: SaveInterval | Literal["auto"] = "auto"
     keep: int = Field(default=3, ge=2, description="Complete checkpoints kept on the chain; at least 2.")
     keep_every_steps: int | None = Field(default=None, ge=1)
-    resume_from: str | None = Field(default=None, description="Resume from this checkpoint instead of the newest.")
+    resume_from: str | None = Field(
+        default=None, description="Resume from this checkpoint instead of the newest."
+    )
     adopt: bool = Field(default=False, description="Take over a store that another job made.")
-    start_fresh: bool = Field(default=False, description="Allow starting from nothing although checkpoints exist.")
+    start_fresh: bool = Field(
+        default=False, description="Allow starting from nothing although checkpoints exist."
+    )
 
     @model_validator(mode="after")
     def _one_storage(self) -> Self:
@@ -149,7 +159,9 @@ class Budgets(Model):
     infrastructure: Budget = Budget(limit=100)
     preemption: Budget = Budget(limit=1000)
     without_progress: int = Field(
-        default=5, ge=1, description="Stop after this many crash, oom, hang or numeric endings with no new checkpoint."
+        default=5,
+        ge=1,
+        description="Stop after this many crash, oom, hang or numeric endings with no new checkpoint.",
     )
 
 
@@ -157,13 +169,23 @@ class Recovery(Model):
     """How failures are found and answered."""
 
     budgets: Budgets = Budgets()
-    shrink_after_seconds: Seconds = Field(default=30.0, description="Longest wait for full size before going on smaller.")
+    shrink_after_seconds: Seconds = Field(
+        default=30.0, description="Longest wait for full size before going on smaller."
+    )
     grow_cooldown_seconds: Seconds = Field(default=300.0, description="Shortest time between two growths.")
-    forming_timeout_seconds: Seconds = Field(default=600.0, description="Below min this long: give waiting pods back.")
+    forming_timeout_seconds: Seconds = Field(
+        default=600.0, description="Below min this long: give waiting pods back."
+    )
     drain_seconds: Seconds = Field(default=60.0, description="Window of a planned end.")
-    hang_seconds: Seconds = Field(default=300.0, description="No progress this long outside known phases is a hang.")
-    silent_seconds: Seconds = Field(default=30.0, description="A silent agent with no neighbour to ask is lost after this.")
-    autonomy_seconds: Seconds = Field(default=86400.0, description="Agents train on this long without an operator.")
+    hang_seconds: Seconds = Field(
+        default=300.0, description="No progress this long outside known phases is a hang."
+    )
+    silent_seconds: Seconds = Field(
+        default=30.0, description="A silent agent with no neighbour to ask is lost after this."
+    )
+    autonomy_seconds: Seconds = Field(
+        default=86400.0, description="Agents train on this long without an operator."
+    )
     drain_on_cordon: bool = False
 
 
@@ -171,7 +193,9 @@ class JobSpec(Model):
     """``spec`` of a ResumableTrainingJob."""
 
     workers: Workers
-    template: dict[str, Any] = Field(default_factory=dict, description="Pod template; container 'worker', else the first.")
+    template: dict[str, Any] = Field(
+        default_factory=dict, description="Pod template; container 'worker', else the first."
+    )
     checkpoint: Checkpoint = Checkpoint()
     recovery: Recovery = Recovery()
     suspend: bool = False
@@ -219,7 +243,9 @@ def _as_spec_error(error: ValidationError) -> SpecError:
     import difflib
 
     problems = error.errors()
-    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])  # a typo explains the rest
+    problem = next(
+        (p for p in problems if p["type"] == "extra_forbidden"), problems[0]
+    )  # a typo explains the rest
     path = ".".join(["spec", *(str(part) for part in problem["loc"])])
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
@@ -241,7 +267,9 @@ def _known_names(model: type[BaseModel]) -> list[str]:
 
 # ---- status ------------------------------------------------------------------------------------------
 
-JobPhase = Literal["Pending", "Forming", "Running", "Draining", "Recovering", "Suspended", "Succeeded", "Failed"]
+JobPhase = Literal[
+    "Pending", "Forming", "Running", "Draining", "Recovering", "Suspended", "Succeeded", "Failed"
+]
 AttemptState = Literal["forming", "running", "draining", "ending", "ended"]
 
 

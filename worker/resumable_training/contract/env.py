@@ -17,7 +17,9 @@ STACKS = "RESUMABLE_STACKS"  # file that faulthandler writes the rank's stacks t
 HIGH_WATER_SAMPLES = "RESUMABLE_HIGH_WATER_SAMPLES"  # most samples ever done by this job
 CHECKPOINT_DIR = "RESUMABLE_CHECKPOINT_DIR"  # root of the checkpoint store (a directory)
 CHECKPOINT_CONFIG = "RESUMABLE_CHECKPOINT_CONFIG"  # JSON, contract.assignment.CheckpointConfig
-RESUME_FROM = "RESUMABLE_RESUME_FROM"  # newest structurally complete DCP directory, for scripts without the library
+RESUME_FROM = (
+    "RESUMABLE_RESUME_FROM"  # newest structurally complete DCP directory, for scripts without the library
+)
 TRACE_DIR = "RESUMABLE_TRACE_DIR"  # when set, each rank writes the sample ids it consumed below it
 HANG_SECONDS = "RESUMABLE_HANG_SECONDS"
 

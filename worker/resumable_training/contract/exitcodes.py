@@ -5,7 +5,9 @@ Codes below 80 are the script's own. 80-89 are ours: outside shells' 126-165 and
 
 SUCCESS = 0
 DRAINED = 80  # stopped at the agreed step with everything committed: no rework
-USER_ERROR = 81  # the job's own input is wrong (other model, other data, bad arguments): retrying is pointless
+USER_ERROR = (
+    81  # the job's own input is wrong (other model, other data, bad arguments): retrying is pointless
+)
 NUMERIC = 82  # a non-finite loss, and the user asked to stop on it
 MASTER_BIND = 83  # rank 0 could not bind the master port: the attempt is repeated for free
 SUPERSEDED = 84  # a newer attempt owns the store; this one must not train

@@ -87,7 +87,9 @@ class Record:
     seq: int
     job_uid: str
     attempt: int
-    parent: Optional[str]  # directory name (or path, for a foreign checkpoint) it resumed from; None: from nothing
+    parent: Optional[
+        str
+    ]  # directory name (or path, for a foreign checkpoint) it resumed from; None: from nothing
     parent_step: int = 0
     parent_samples: int = 0
     nonce: str = ""  # tells one's own retried create from another writer's

@@ -32,7 +32,8 @@ SIZE = 512
 _MAGIC = b"RTPROG01"
 _HEAD = struct.Struct("<8sQ")  # magic, sequence
 _BODY = struct.Struct("<qqqqqqqqdd%dq" % len(PHASES))
-# pid, started_ns, beat_ns, phase index, phase_since_ns, step, samples, rework_steps, step_seconds, loss, phase_ns...
+# pid, started_ns, beat_ns, phase index, phase_since_ns, step, samples, rework_steps, step_seconds, loss,
+# then phase_ns of every phase
 
 
 @dataclass

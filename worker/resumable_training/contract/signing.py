@@ -34,12 +34,16 @@ def _mac(key: bytes, *parts: bytes) -> str:
 def sign_request(key: bytes, method: str, path: str, body: bytes, boot_id: str, counter: int) -> str:
     """Signature of a request; ``path`` includes the query string."""
     digest = hashlib.sha256(body).digest()
-    return _mac(key, b"request", method.upper().encode(), path.encode(), digest, boot_id.encode(), b"%d" % counter)
+    return _mac(
+        key, b"request", method.upper().encode(), path.encode(), digest, boot_id.encode(), b"%d" % counter
+    )
 
 
 def sign_reply(key: bytes, boot_id: str, counter: int, status: int, body: bytes) -> str:
     """Signature of the reply to the request with that counter."""
-    return _mac(key, b"reply", boot_id.encode(), b"%d" % counter, b"%d" % status, hashlib.sha256(body).digest())
+    return _mac(
+        key, b"reply", boot_id.encode(), b"%d" % counter, b"%d" % status, hashlib.sha256(body).digest()
+    )
 
 
 def sign_line(key: bytes, boot_id: str, counter: int, index: int, line: bytes) -> str:
