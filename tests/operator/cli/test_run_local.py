@@ -1,0 +1,81 @@
+"""What may be continued in a run directory, and in which state a failed job starts again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.cli.run import failure_tail
+from resumable_operator.cli.run_local import check_continuation, reopened
+from resumable_operator.cli.run_options import Options, Wish, from_options
+from resumable_operator.decide.ledger import open_ledger, settle
+from resumable_operator.decide.observation import Job
+from resumable_operator.model import (
+    AttemptStatus,
+    BudgetStatus,
+    CheckpointStatus,
+    Condition,
+    Interruption,
+    JobStatus,
+)
+
+
+def wish(*command: str) -> Wish:
+    return from_options(Options(), "train", list(command), Path("/c"), Path("/"))
+
+
+def job(phase: str, *command: str) -> Job:
+    status = JobStatus.model_validate({"phase": phase})
+    return Job("local", "train", "uid", 1, wish(*command).spec, status)
+
+
+@pytest.mark.parametrize("phase", ["Running", "Suspended", "Failed"])
+def test_same_script_continues(phase: str) -> None:
+    """Whatever state the job was left in, its script goes on, with other arguments too."""
+    check_continuation(job(phase, "python", "a.py", "1"), wish("python", "a.py", "2"))
+
+
+@pytest.mark.parametrize("phase", ["Running", "Suspended", "Failed", "Succeeded"])
+def test_other_script_does_not(phase: str) -> None:
+    """Another script in the directory is an error that says what to do."""
+    with pytest.raises(UsageProblem, match="--fresh"):
+        check_continuation(job(phase, "python", "a.py"), wish("python", "b.py"))
+
+
+def test_finished_with_other_arguments() -> None:
+    """A finished job is not trained on by changing its arguments."""
+    check_continuation(job("Succeeded", "python", "a.py", "1"), wish("python", "a.py", "1"))
+    with pytest.raises(UsageProblem, match="has finished"):
+        check_continuation(job("Succeeded", "python", "a.py", "1"), wish("python", "a.py", "2"))
+
+
+def test_failed_job_starts_again() -> None:
+    """Budgets are fresh; numbers, checkpoint and ledger stay, and the time since the end is not charged."""
+    ledger = settle(open_ledger(1000), "productive", 5000)
+    checkpoint = CheckpointStatus(name="step-00000010.1", step=10, samples=640, at=3.0)
+    failed = JobStatus(
+        phase="Failed",
+        failure_class="user",
+        finished_at=5.0,
+        attempt=AttemptStatus(number=4),
+        budgets=BudgetStatus(user_error=(1.0, 2.0, 3.0), without_progress=3),
+        conditions=(Condition(type="Failed", status="True"), Condition(type="Valid", status="True")),
+        checkpoint=checkpoint,
+        ledger=ledger,
+    )
+    status = reopened(failed)
+    assert (status.phase, status.failure_class, status.finished_at) == ("Suspended", None, None)
+    assert status.budgets == BudgetStatus()
+    assert [condition.type for condition in status.conditions] == ["Valid"]
+    assert (status.attempt.number, status.checkpoint) == (4, checkpoint)
+    assert (status.ledger.phases, status.ledger.open_phase) == (ledger.phases, "suspended")
+
+
+@pytest.mark.parametrize(("rank", "live", "shown"), [(0, True, False), (0, False, True), (1, True, True)])
+def test_first_failure_is_shown_once(rank: int, live: bool, shown: bool) -> None:
+    """The failed rank's last lines are shown at the end, unless they were on the screen already."""
+    failure = Interruption(attempt=3, cause="crash", rank=rank, tail=("ValueError: x",))
+    assert (failure_tail(failure, live) == [f"  [3 {rank}] ValueError: x"]) is shown
+    assert failure_tail(None, live) == []

@@ -1,0 +1,292 @@
+"""The agent pool: signed both ways, nothing lost, no state ahead of its events."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from fake_agent import KEY, FakeAgent
+
+from resumable_operator.agent_client import AgentClient, Endpoint, new_session
+from resumable_operator.agents import AgentPool, fold_state
+from resumable_operator.clock import SystemClock
+from resumable_operator.errors import AgentRefused, AgentUnreachable
+from resumable_training.contract import events
+from resumable_training.contract.assignment import Request
+from resumable_training.contract.events import AgentState, Event
+
+JOB = "local/job"
+STOP = Request("stop", attempt=1)
+
+
+@pytest.fixture
+async def agent() -> AsyncIterator[FakeAgent]:
+    async with FakeAgent() as agent:
+        yield agent
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[AgentPool]:
+    pool = AgentPool(SystemClock())
+    yield pool
+    await pool.close()
+
+
+def endpoint(agent: FakeAgent) -> Endpoint:
+    return Endpoint(agent.worker, "127.0.0.1", agent.port, KEY)
+
+
+async def until(check: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not check():
+            await asyncio.sleep(0.005)
+
+
+def kinds(pool: AgentPool, cursors: dict[str, int] | None = None) -> list[str]:
+    return [event.event.kind for event in pool.events(JOB, cursors or {})]
+
+
+async def test_request_is_signed_and_answered(agent: FakeAgent) -> None:
+    """A call reaches the agent as sent; the answer is its state; a second call uses a higher counter."""
+    agent.state = dataclasses.replace(agent.state, attempt=3, master_port=4242)
+    async with new_session() as session:
+        client = AgentClient(session, endpoint(agent))
+        assert (await client.request(STOP)).master_port == 4242
+        assert (await client.state()).attempt == 3
+    assert [call[:2] for call in agent.calls] == [("POST", "/v1/request"), ("GET", "/v1/state")]
+    assert agent.calls[0][2]["kind"] == "stop"
+
+
+async def test_counter_of_another_operator(agent: FakeAgent) -> None:
+    """When another operator has used higher numbers the call is signed once more and succeeds."""
+    async with new_session() as session:
+        client = AgentClient(session, endpoint(agent))
+        await client.state()
+        agent.counter += 1000
+        await client.request(STOP)
+    assert agent.counter == 1002
+
+
+async def test_restarted_agent(agent: FakeAgent) -> None:
+    """A new boot of the agent is noticed by its answer and the call is signed for it."""
+    async with new_session() as session:
+        client = AgentClient(session, endpoint(agent))
+        await client.state()
+        agent.restart("boot-2")
+        await client.request(STOP)
+        assert client.boot_id == "boot-2"
+
+
+async def test_refusal_carries_its_code(agent: FakeAgent) -> None:
+    """A signed no is an AgentRefused with the machine's word for it."""
+    agent.answer = (409, {"code": "older_attempt", "message": "attempt 1 is over"})
+    async with new_session() as session:
+        with pytest.raises(AgentRefused, match="attempt 1 is over") as caught:
+            await AgentClient(session, endpoint(agent)).request(STOP)
+    assert caught.value.code == "older_attempt"
+
+
+async def test_forged_reply_is_no_reply(agent: FakeAgent, caplog: pytest.LogCaptureFixture) -> None:
+    """An answer with a wrong signature is not believed: unreachable, with a warning."""
+    agent.forge = "reply"
+    async with new_session() as session:
+        with pytest.raises(AgentUnreachable, match="signature"):
+            await AgentClient(session, endpoint(agent)).state()
+    assert "not signed" in caplog.text
+
+
+async def test_wrong_key_is_unreachable(agent: FakeAgent) -> None:
+    """An agent that does not know our key is told apart from one that says no."""
+    wrong = dataclasses.replace(endpoint(agent), key=b"w" * 32)
+    async with new_session() as session:
+        with pytest.raises(AgentUnreachable, match="key"):
+            await AgentClient(session, wrong).state()
+
+
+async def test_nobody_there() -> None:
+    """A closed port is unreachable, at once."""
+    async with new_session() as session:
+        with pytest.raises(AgentUnreachable):
+            await AgentClient(session, Endpoint("w", "127.0.0.1", 1, KEY)).state()
+
+
+async def test_silent_peer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that accepts and never answers costs no more than the bound."""
+    monkeypatch.setattr("resumable_operator.agent_client.CALL_SECONDS", 0.1)
+    server = await asyncio.start_server(lambda _reader, _writer: asyncio.sleep(60), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        async with new_session() as session:
+            with pytest.raises(AgentUnreachable):
+                await asyncio.wait_for(
+                    AgentClient(session, Endpoint("w", "127.0.0.1", port, KEY)).state(), 10
+                )
+    finally:
+        server.close()
+
+
+async def test_events_arrive_and_wake(agent: FakeAgent, pool: AgentPool) -> None:
+    """Events come as they happen, and each wakes the job."""
+    woken: list[str] = []
+    pool.subscribe(woken.append)
+    agent.tell(events.AGENT_STARTED)
+    await pool.sync(JOB, [endpoint(agent)], {})
+    await until(lambda: kinds(pool) == [events.AGENT_STARTED])
+    woken.clear()
+    agent.tell(events.HANG, rank=0)
+    await until(lambda: kinds(pool) == [events.AGENT_STARTED, events.HANG])
+    assert JOB in woken
+
+
+async def test_stream_begins_after_the_cursor(agent: FakeAgent, pool: AgentPool) -> None:
+    """What status has folded is not asked for again, and not shown again."""
+    for _ in range(3):
+        agent.tell(events.WARNING, message="x")
+    await pool.sync(JOB, [endpoint(agent)], {"boot-1": 2})
+    await until(lambda: agent.asked_after == [2] and kinds(pool, {"boot-1": 2}) == [events.WARNING])
+
+
+async def test_broken_stream_goes_on_where_it_was(agent: FakeAgent, pool: AgentPool) -> None:
+    """After a break the missing events are fetched, none twice."""
+    agent.tell(events.WARNING, message="1")
+    await pool.sync(JOB, [endpoint(agent)], {})
+    await until(lambda: len(kinds(pool)) == 1)
+    agent.break_streams()
+    agent.tell(events.WARNING, message="2")
+    await until(lambda: len(kinds(pool)) == 2)
+    assert agent.asked_after == [0, 1]
+    assert pool.agents(JOB)[agent.worker].connected
+
+
+async def test_lost_connection_is_shown(agent: FakeAgent, pool: AgentPool) -> None:
+    """An agent that went away is shown as not connected, with its last state."""
+    await pool.sync(JOB, [endpoint(agent)], {})
+    await until(lambda: pool.agents(JOB)[agent.worker].connected)
+    await agent.__aexit__()
+    await until(lambda: not pool.agents(JOB)[agent.worker].connected)
+    assert pool.agents(JOB)[agent.worker].state is not None
+
+
+async def test_forged_line_is_dropped(
+    agent: FakeAgent, pool: AgentPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A line with a wrong signature never becomes an event; the stream is broken off with a warning."""
+    agent.forge = "line"
+    agent.tell(events.ATTEMPT_ENDED, outcome="succeeded")
+    await pool.sync(JOB, [endpoint(agent)], {})
+    await until(lambda: "not signed" in caplog.text)
+    assert kinds(pool) == []
+    assert not pool.agents(JOB)[agent.worker].connected
+
+
+async def test_restart_counts_events_anew(agent: FakeAgent, pool: AgentPool) -> None:
+    """Events of a new boot are new events, and those of the old one stay until they are folded."""
+    agent.tell(events.WARNING, message="old")
+    await pool.sync(JOB, [endpoint(agent)], {})
+    await until(lambda: len(kinds(pool)) == 1)
+    agent.restart("boot-2")
+    agent.tell(events.AGENT_STARTED)
+    await until(lambda: kinds(pool) == [events.WARNING, events.AGENT_STARTED])
+    assert agent.asked_after == [0, 0]
+
+
+async def test_state_is_not_ahead_of_its_events(agent: FakeAgent, pool: AgentPool) -> None:
+    """A snapshot that says "ended" is held back until the events that it counts are there."""
+    await pool.sync(JOB, [endpoint(agent)], {})
+    await until(lambda: pool.agents(JOB)[agent.worker].state is not None)
+    agent.state = dataclasses.replace(agent.state, state="ended", attempt=1, last_seq=1)
+    agent.answer = None
+    await pool.request(JOB, agent.worker, STOP)
+    shown = pool.agents(JOB)[agent.worker].state
+    assert shown is not None
+    assert shown.state == "idle"
+    agent.tell(events.ATTEMPT_ENDED, outcome="failed")
+    await until(lambda: kinds(pool) == [events.ATTEMPT_ENDED])
+    shown = pool.agents(JOB)[agent.worker].state
+    assert shown is not None
+    assert shown.state == "ended"
+
+
+async def test_progress_is_coalesced(agent: FakeAgent, pool: AgentPool) -> None:
+    """Of the reports of one rank only the newest is kept; other events keep their place."""
+    for step in range(1, 4):
+        agent.tell(events.PROGRESS, rank=0, step=step)
+        agent.tell(events.CHECKPOINT, step=step)
+    agent.tell(events.PROGRESS, rank=1, step=1)
+    await pool.sync(JOB, [endpoint(agent)], {})
+    await until(lambda: len(agent.log) == 7 and kinds(pool)[-1:] == [events.PROGRESS])
+    kept = [(event.event.kind, event.event.data["step"]) for event in pool.events(JOB, {})]
+    assert kept == [("checkpoint", 1), ("checkpoint", 2), ("progress", 3), ("checkpoint", 3), ("progress", 1)]
+
+
+async def test_consumed_events_are_dropped(agent: FakeAgent, pool: AgentPool) -> None:
+    """Consuming returns what a written status has folded, once."""
+    for _ in range(3):
+        agent.tell(events.WARNING, message="x")
+    await pool.sync(JOB, [endpoint(agent)], {})
+    await until(lambda: len(kinds(pool)) == 3)
+    assert [event.event.seq for event in pool.consume(JOB, {"boot-1": 2})] == [1, 2]
+    assert pool.consume(JOB, {"boot-1": 2}) == []
+    assert len(kinds(pool)) == 1
+
+
+async def test_last_words_of_an_ended_worker(agent: FakeAgent, pool: AgentPool) -> None:
+    """A worker that has ended keeps its unread events until they are folded, then it is forgotten."""
+    await pool.sync(JOB, [endpoint(agent)], {})
+    await until(lambda: pool.agents(JOB)[agent.worker].connected)
+    agent.tell(events.ATTEMPT_ENDED, outcome="drained")
+    await until(lambda: len(kinds(pool)) == 1)
+    agent.break_streams()
+    await pool.sync(JOB, [], {})
+    assert kinds(pool) == [events.ATTEMPT_ENDED]
+    with pytest.raises(AgentUnreachable):
+        await pool.request(JOB, agent.worker, STOP)
+    pool.consume(JOB, {"boot-1": 1})
+    assert pool.agents(JOB) == {}
+
+
+async def test_times_are_on_our_clock(agent: FakeAgent, pool: AgentPool) -> None:
+    """An agent's monotonic milliseconds become seconds of the operator's clock, never in its future."""
+    clock = SystemClock()
+    agent.state = dataclasses.replace(agent.state, now_ms=5000)
+    event = agent.tell(events.WARNING, message="x")
+    before = clock.now()
+    await pool.sync(JOB, [endpoint(agent)], {})
+    await until(lambda: kinds(pool))
+    (timed,) = pool.events(JOB, {})
+    ago = 5.0 - event.at_ms / 1000
+    assert before - ago - 0.1 <= timed.at <= clock.now() - ago + 0.1
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "expected"),
+    [
+        (events.RANKS_STARTED, {"ranks": [0, 1]}, {"state": "running", "ranks_alive": 2}),
+        (events.RANK_EXITED, {"rank": 0}, {"ranks_alive": 1}),
+        (
+            events.ATTEMPT_ENDED,
+            {"outcome": "failed"},
+            {"state": "ended", "outcome": "failed", "ranks_alive": 0},
+        ),
+        (events.DRAIN_REQUESTED, {"reason": "sigterm"}, {"terminating": True, "state": "draining"}),
+        (events.DRAIN_REQUESTED, {"reason": "scale"}, {"terminating": False, "state": "draining"}),
+        (events.PEER_UNREACHABLE, {"worker": "b"}, {"unreachable_peer": "b"}),
+        (events.PEER_REACHABLE, {"worker": "b"}, {"unreachable_peer": None}),
+        (events.UNFIT, {"rank": 0}, {"unfit": True}),
+    ],
+)
+def test_events_change_the_state(kind: str, data: dict[str, object], expected: dict[str, object]) -> None:
+    """Between two snapshots the state follows the events."""
+    state = AgentState("boot", "w", attempt=2, state="running", ranks_alive=2, last_seq=4)
+    after = fold_state(state, Event(5, 0, kind, 2, "boot", data))
+    assert {name: getattr(after, name) for name in expected} == expected
+    assert after.last_seq == 5
+
+
+def test_events_of_an_older_attempt_change_nothing() -> None:
+    """A late end of attempt 1 does not end attempt 2."""
+    state = AgentState("boot", "w", attempt=2, state="running", ranks_alive=2, last_seq=4)
+    after = fold_state(state, Event(5, 0, events.ATTEMPT_ENDED, 1, "boot", {"outcome": "stopped"}))
+    assert after == dataclasses.replace(state, last_seq=5)

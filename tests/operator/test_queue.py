@@ -1,0 +1,102 @@
+"""The work queue hands out a key to one worker at a time and loses no change."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resumable_operator.queue import WorkQueue
+
+
+async def test_same_key_is_handed_out_once() -> None:
+    """A key that was added often is worked on once."""
+    queue = WorkQueue()
+    for _ in range(5):
+        queue.add("a")
+    assert (await queue.get(), len(queue)) == ("a", 0)
+
+
+async def test_key_added_meanwhile_comes_again() -> None:
+    """A change during the work is looked at after it, not beside it."""
+    queue = WorkQueue()
+    queue.add("a")
+    key = await queue.get()
+    queue.add("a")
+    queue.add("a")
+    assert len(queue) == 0
+    queue.done(key)
+    assert len(queue) == 1
+
+
+async def test_order_of_arrival() -> None:
+    """First come, first served."""
+    queue = WorkQueue()
+    for key in "abc":
+        queue.add(key)
+    assert [await queue.get() for _ in range(3)] == ["a", "b", "c"]
+
+
+async def test_waiting_getter_wakes() -> None:
+    """A worker that waits gets the next key."""
+    queue = WorkQueue()
+    waiting = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    queue.add("a")
+    assert await asyncio.wait_for(waiting, 5) == "a"
+
+
+async def test_earliest_delay_counts() -> None:
+    """Of two delayed wishes for one key the earlier one is kept, in either order."""
+    for delays in ((0.02, 3600), (3600, 0.02)):
+        queue = WorkQueue()
+        for delay in delays:
+            queue.add_after("a", delay)
+        assert await asyncio.wait_for(queue.get(), 5) == "a"
+        queue.close()
+
+
+async def test_failures_back_off_and_are_forgotten() -> None:
+    """Delays double up to the bound; success starts over."""
+    queue = WorkQueue(base_delay=1.0, max_delay=5.0)
+    assert [queue.add_failed("a") for _ in range(5)] == [1, 2, 4, 5, 5]
+    assert queue.add_failed("b") == 1
+    queue.succeeded("a")
+    assert queue.add_failed("a") == 1
+    queue.close()
+
+
+async def test_forgotten_key_does_not_come_back() -> None:
+    """A job that is gone leaves no timer behind."""
+    queue = WorkQueue()
+    queue.add_after("gone", 0.01)
+    queue.forget("gone")
+    queue.add_after("b", 0.03)
+    assert await asyncio.wait_for(queue.get(), 5) == "b"
+
+
+@given(st.lists(st.sampled_from(["add a", "add b", "get", "done"]), max_size=60))
+def test_no_change_is_lost(operations: list[str]) -> None:
+    """Whatever the order of events: never two workers on a key, and every add is followed by a hand-out."""
+
+    async def scenario() -> None:
+        queue, working, unseen = WorkQueue(), set[str](), set[str]()
+        for operation in operations:
+            if operation.startswith("add"):
+                queue.add(operation[-1])
+                unseen.add(operation[-1])
+            elif operation == "get" and len(queue):
+                key = await queue.get()
+                assert key not in working
+                working.add(key)
+                unseen.discard(key)
+            elif operation == "done" and working:
+                queue.done(working.pop())
+        for key in working:
+            queue.done(key)
+        while len(queue):
+            unseen.discard(await queue.get())
+        assert unseen == set()
+
+    asyncio.run(scenario())

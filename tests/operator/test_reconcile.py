@@ -1,0 +1,270 @@
+"""The loop: status before actions, actions about one worker in order, nothing lost when one fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import pytest
+
+from resumable_operator.agents import AgentPool
+from resumable_operator.clock import SystemClock
+from resumable_operator.cluster.port import Change
+from resumable_operator.decide.actions import Action, CreateWorker, DeleteWorker, EmitEvent, Plan, SendRequest
+from resumable_operator.decide.observation import Job, Node, Observation, Worker
+from resumable_operator.errors import AgentUnreachable, ConflictError, FatalError, RetryableError
+from resumable_operator.model import JobSpec, JobStatus, Workers
+from resumable_operator.reconcile import Reconciler, Settings
+from resumable_training.contract.assignment import Assignment, Request
+from resumable_training.contract.events import AgentState
+
+SPEC = JobSpec(workers=Workers(replicas=1))
+KEY = "ns/train"
+
+
+@dataclass
+class FakeCluster:
+    """One job in memory; ``done`` is what happened, in order."""
+
+    done: list[str] = field(default_factory=list)
+    stored: Job | None = field(default_factory=lambda: Job("ns", "train", "uid", 1, SPEC, JobStatus(), "1"))
+    conflicts: int = 0
+    failures: dict[str, Exception] = field(default_factory=dict)
+    changes: asyncio.Queue[Change] = field(default_factory=asyncio.Queue)
+
+    async def jobs(self) -> list[Job]:
+        return [self.stored] if self.stored else []
+
+    async def job(self, key: str) -> Job | None:
+        return self.stored if self.stored and self.stored.key == key else None
+
+    async def workers(self, job: Job) -> list[Worker]:
+        return []
+
+    async def nodes(self) -> dict[str, Node]:
+        return {}
+
+    async def capacity(self, job: Job) -> int | None:
+        return None
+
+    async def create_worker(self, job: Job, name: str, place: int, incarnation: int) -> None:
+        self._do(f"create {name}")
+
+    async def delete_worker(self, job: Job, name: str, grace_seconds: float) -> None:
+        self._do(f"delete {name}")
+
+    async def write_status(self, job: Job, status: JobStatus) -> Job:
+        if self.conflicts:
+            self.conflicts -= 1
+            raise ConflictError("written by another")
+        self.done.append(f"write step {status.step}")
+        self.stored = replace(job, status=status, resource_version=str(int(job.resource_version) + 1))
+        return self.stored
+
+    async def emit_event(
+        self, job: Job, kind: Literal["Normal", "Warning"], reason: str, message: str
+    ) -> None:
+        self.done.append(f"tell {reason}")
+
+    def job_key_bytes(self, job: Job) -> bytes:
+        return b"k" * 32
+
+    async def watch(self) -> AsyncIterator[Change]:
+        while True:
+            yield await self.changes.get()
+
+    def _do(self, what: str) -> None:
+        self.done.append(what)
+        if what in self.failures:
+            raise self.failures.pop(what)
+
+
+class FakeAgents(AgentPool):
+    """No agents; requests fail as ``failures`` says."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.sent: list[tuple[str, str]] = []
+        self.assigned: list[Assignment] = []
+        self.unreachable: set[str] = set()
+
+    async def request(self, job_key: str, worker: str, request: Request) -> AgentState:
+        self.sent.append((worker, request.kind))
+        if worker in self.unreachable:
+            raise AgentUnreachable(worker)
+        return AgentState("boot", worker)
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def now(self) -> float:
+        return self.time
+
+
+@dataclass
+class World:
+    cluster: FakeCluster = field(default_factory=FakeCluster)
+    agents: FakeAgents = field(default_factory=FakeAgents)
+    clock: FakeClock = field(default_factory=FakeClock)
+    plans: list[Plan] = field(default_factory=list)  # what to decide, one after the other; the last repeats
+    seen: list[Observation] = field(default_factory=list)
+
+    def decide(self, observation: Observation, now: float) -> Plan:
+        self.seen.append(observation)
+        return self.plans.pop(0) if len(self.plans) > 1 else self.plans[0]
+
+    def reconciler(self, **settings: object) -> Reconciler:
+        chosen = replace(Settings(isolate_jobs=False), **settings)  # type: ignore[arg-type]
+        return Reconciler(self.cluster, self.agents, self.clock, chosen, self.decide)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def plan(*actions: Action, step: int = 0, must_write: bool = False, wake_at: float | None = None) -> Plan:
+    return Plan(JobStatus(step=step), actions, "because", must_write, wake_at)
+
+
+async def running(reconciler: Reconciler, world: World, until: int) -> None:
+    """Run until so many passes were made."""
+    task = asyncio.create_task(reconciler.run())
+    try:
+        async with asyncio.timeout(10):
+            while len(world.seen) < until and not task.done():
+                await asyncio.sleep(0.005)
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_status_is_written_before_anything_is_done(world: World) -> None:
+    """Reserve, then act."""
+    world.plans = [plan(CreateWorker("w-0-1", 0, 1), step=1, must_write=True)]
+    await world.reconciler().step(KEY)
+    assert world.cluster.done == ["write step 1", "create w-0-1"]
+
+
+async def test_conflict_stops_the_pass(world: World) -> None:
+    """When somebody else wrote first nothing is done: the world is looked at again."""
+    world.cluster.conflicts = 1
+    world.plans = [plan(CreateWorker("w-0-1", 0, 1), step=1, must_write=True)]
+    with pytest.raises(ConflictError):
+        await world.reconciler().step(KEY)
+    assert world.cluster.done == []
+
+
+async def test_conflict_is_observed_again(world: World) -> None:
+    """The loop looks again after a conflict, without being asked."""
+    world.cluster.conflicts = 2
+    world.plans = [plan(CreateWorker("w-0-1", 0, 1), step=1, must_write=True)]
+    await running(world.reconciler(), world, 3)
+    assert world.cluster.done[:2] == ["write step 1", "create w-0-1"]
+
+
+async def test_small_changes_wait(world: World) -> None:
+    """A changed status that reserves nothing is written when the interval is over, the newest one."""
+    reconciler = world.reconciler(status_seconds=30.0)
+    world.plans = [plan(step=1), plan(step=2), plan(step=3)]
+    await reconciler.step(KEY)
+    await reconciler.step(KEY)
+    world.clock.time += 30.0
+    await reconciler.step(KEY)
+    assert world.cluster.done == ["write step 1", "write step 3"]
+
+
+async def test_unchanged_status_is_not_written(world: World) -> None:
+    """A pass in which nothing happened writes nothing, must or not."""
+    world.plans = [plan(must_write=True)]
+    await world.reconciler().step(KEY)
+    assert world.cluster.done == []
+
+
+async def test_waiting_change_is_written_in_time(world: World) -> None:
+    """Nothing else has to happen for a change to be written in the end."""
+    world.plans = [plan(step=1, must_write=True), plan(step=2)]
+    reconciler = world.reconciler(status_seconds=0.05)
+    await reconciler.step(KEY)
+    await reconciler.step(KEY)
+    assert world.cluster.done == ["write step 1"]
+    world.clock.time += 0.05
+    assert await asyncio.wait_for(reconciler.queue.get(), 5) == KEY
+    reconciler.queue.close()
+
+
+async def test_wake_up(world: World) -> None:
+    """The job is looked at again when the plan says so, also when that time is just past."""
+    for wake_at in (100.02, 99.0):
+        world.plans = [plan(wake_at=wake_at)]
+        reconciler = world.reconciler()
+        await reconciler.step(KEY)
+        assert await asyncio.wait_for(reconciler.queue.get(), 5) == KEY
+        reconciler.queue.close()
+
+
+async def test_actions_about_one_worker_keep_their_order(world: World) -> None:
+    """A request to a worker is sent before its deletion; a failed one holds back those behind it."""
+    stop, delete = SendRequest("w-0-1", Request("stop")), DeleteWorker("w-0-1", 5.0, "lost")
+    world.plans = [plan(stop, delete, DeleteWorker("w-1-1", 5.0, "lost"))]
+    world.agents.unreachable = {"w-0-1"}
+    await world.reconciler().step(KEY)
+    assert world.cluster.done == ["delete w-1-1"]
+    world.agents.unreachable = set()
+    await world.reconciler().step(KEY)
+    assert set(world.cluster.done[1:]) == {"delete w-0-1", "delete w-1-1"}
+
+
+async def test_failed_action_is_tried_again(world: World) -> None:
+    """A failing action does not stop others, and the next pass comes by itself."""
+    world.plans = [plan(CreateWorker("w-0-1", 0, 1), EmitEvent("Normal", "Started", "go"))]
+    world.cluster.failures["create w-0-1"] = RetryableError("busy")
+    reconciler = world.reconciler()
+    await reconciler.step(KEY)
+    assert sorted(world.cluster.done) == ["create w-0-1", "tell Started"]
+    assert await asyncio.wait_for(reconciler.queue.get(), 5) == KEY
+    reconciler.queue.close()
+
+
+async def test_changes_are_looked_at(world: World) -> None:
+    """A change from the watch leads to a pass."""
+    world.plans = [plan()]
+    world.cluster.changes.put_nowait(Change(KEY, "worker"))
+    await running(world.reconciler(), world, 1)
+    assert world.seen[0].job.key == KEY
+
+
+async def test_lost_changes_are_found_by_listing(world: World) -> None:
+    """With a watch that says nothing every job is looked at again and again."""
+    world.plans = [plan()]
+    await running(world.reconciler(relist_seconds=0.01), world, 3)
+
+
+async def test_job_that_is_gone(world: World) -> None:
+    """A pass over a deleted job does nothing and forgets it."""
+    world.cluster.stored = None
+    assert await world.reconciler().step(KEY) is None
+
+
+async def test_fatal_error_ends_the_loop(world: World) -> None:
+    """What only a person can mend is raised out of ``run``, as itself."""
+    world.plans = [plan(CreateWorker("w-0-1", 0, 1))]
+    world.cluster.failures["create w-0-1"] = FatalError("broken installation")
+    with pytest.raises(FatalError, match="broken installation"):
+        await running(world.reconciler(), world, 100)
+
+
+async def test_one_jobs_bug_does_not_end_all(world: World) -> None:
+    """In a cluster an unexpected error is logged and the loop goes on; on one machine it is raised."""
+    world.plans = [plan(CreateWorker("w-0-1", 0, 1))]
+    world.cluster.failures["create w-0-1"] = ZeroDivisionError("a bug")
+    await running(world.reconciler(isolate_jobs=True), world, 2)
+    world.cluster.failures["create w-0-1"] = ZeroDivisionError("a bug")
+    with pytest.raises(ZeroDivisionError):
+        await running(world.reconciler(), world, 100)
