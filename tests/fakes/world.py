@@ -52,6 +52,8 @@ class FakeAgent:
     boot_id: str
     phase: WorkerPhase = "pending"
     deleting: bool = False
+    deleting_since: float | None = None
+    stuck: bool = False  # its node does not carry a deletion out
     exit_code: int | None = None
     disruption: Disruption | None = None
     die_at: float | None = None
@@ -119,7 +121,7 @@ class World:
     def observation(self, duplicates: bool = False) -> Observation:
         """What an operator sees now. ``duplicates``: also events that are folded already."""
         cursors = self.job.status.cursors
-        agents = list(self.agents.values())
+        agents = sorted(self.agents.values(), key=lambda agent: (agent.place, agent.incarnation))
         seen = [
             TimedEvent(agent.name, at, event)
             for agent in agents
@@ -128,14 +130,8 @@ class World:
         ]
         return Observation(
             job=self.job,
-            workers=tuple(
-                sorted(
-                    (_worker(agent) for agent in self.agents.values()), key=lambda w: (w.place, w.incarnation)
-                )
-            ),
-            agents={
-                agent.name: self._view(agent) for agent in self.agents.values() if agent.phase != "pending"
-            },
+            workers=tuple(self._worker(agent) for agent in agents),
+            agents={agent.name: self._view(agent) for agent in agents if agent.phase != "pending"},
             events=tuple(sorted(_coalesced(seen), key=lambda timed: timed.at)),
             nodes=dict(self.nodes),
             capacity=self.capacity,
@@ -198,6 +194,7 @@ class World:
             agent_port=9000 + agent.incarnation,
             created_at=agent.born,
             deleting=agent.deleting,
+            deleting_since=agent.deleting_since,
             exit_code=agent.exit_code,
             reason=self.reasons.get(agent.name, ""),
             disruption=agent.disruption,
@@ -265,6 +262,9 @@ class World:
         if agent is None:
             return
         agent.deleting = True
+        agent.deleting_since = self.now if agent.deleting_since is None else agent.deleting_since
+        if agent.stuck and action.grace_seconds > 0:
+            return
         if action.grace_seconds == 0 or not agent.training:
             self._break_group(agent)
             del self.agents[action.name]
