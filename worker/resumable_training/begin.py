@@ -12,7 +12,6 @@ from resumable_training.contract.assignment import CheckpointConfig
 from resumable_training.contract.progress import ProgressPage
 from resumable_training.drain import Agreement, Watcher
 from resumable_training.errors import UserError
-from resumable_training.health.exits import end_at_once_on_error
 from resumable_training.health.stacks import write_stacks_on_signal
 from resumable_training.launch import SUPERVISED, Launch
 from resumable_training.link import AgentLink
@@ -32,7 +31,6 @@ def begin(
 
     ``overrides`` are fields of ``CheckpointConfig``; None: not given.
     """
-    end_at_once_on_error()
     page = ProgressPage(launch.progress) if launch.progress else None
     clock = PhaseClock(page, process_started_ns())
     if launch.stacks:

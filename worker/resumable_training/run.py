@@ -32,6 +32,7 @@ from resumable_training.data.position import BatchSizes, Data, IterableData, Map
 from resumable_training.data.split import check_sizes
 from resumable_training.errors import UserError
 from resumable_training.evaluation import Evaluation, poll
+from resumable_training.health.exits import end_at_once_on_error
 from resumable_training.launch import read_launch
 from resumable_training.loop import Step, run_steps
 from resumable_training.saving import Engine, Saver
@@ -79,7 +80,10 @@ def start(
         "every_seconds": save_every_seconds,
         "keep_last": keep_last,
     }
-    run = Run(begin(launch, overrides, seed, start_timeout_seconds, timeout_seconds))
+    try:
+        run = Run(begin(launch, overrides, seed, start_timeout_seconds, timeout_seconds))
+    finally:
+        end_at_once_on_error()  # last: init_process_group sets a hook that must run inside ours
     _started.append(run)
     return run
 
