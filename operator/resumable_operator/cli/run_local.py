@@ -113,6 +113,7 @@ class LocalRun:
         """Bring the job into the run directory, or go on with the one that is there."""
         store, files = self._cluster.store, self._cluster.files
         if self._setting.fresh:
+            check_fresh(self._wish.spec, files.root)
             aside = files.set_aside()
             if aside is not None:
                 self._messages.append(f"the earlier run was moved to {aside}")
@@ -218,7 +219,8 @@ def check_continuation(previous: Job, wish: Wish) -> None:
     """Whether ``wish`` may go on with the job that is in the run directory.
 
     Raises:
-        UsageProblem: it runs another program, or the job has finished and its arguments differ.
+        UsageProblem: it runs another program, the job has finished and its arguments differ, or its
+            checkpoints would have to move while it is not suspended.
     """
     old, new = previous.spec, wish.spec
     if not same_program(old, new):
@@ -230,6 +232,27 @@ def check_continuation(previous: Job, wish: Wish) -> None:
         raise UsageProblem(
             f"the job in this run directory has finished as `{_shown(old)}`; "
             "to run it with other arguments give another --dir, or start over with --fresh"
+        )
+
+    store = new.checkpoint.directory.path if new.checkpoint.directory else ""
+    if previous.status.phase not in OVER and previous.status.store not in ("", store):
+        raise UsageProblem(
+            f"this run was killed while its checkpoints were in {previous.status.store}: continue it there, "
+            "and drain it (Ctrl-C) before you give it another directory"
+        )
+
+
+def check_fresh(spec: JobSpec, root: Path) -> None:
+    """Starting over moves the run directory's content aside, and touches nothing else.
+
+    Raises:
+        UsageProblem: checkpoints lie elsewhere, so that the job would go on from them.
+    """
+    store = Path(spec.checkpoint.directory.path) if spec.checkpoint.directory else root
+    if not store.resolve().is_relative_to(root) and any(store.iterdir()):
+        raise UsageProblem(
+            f"--fresh does not touch {store}, and the job would go on from the checkpoints there: "
+            "empty it, or give another --checkpoint-dir"
         )
 
 
@@ -246,6 +269,7 @@ def reopened(status: JobStatus) -> JobStatus:
             "backoff_count": 0,
             "start_failures": 0,
             "create_after": None,
+            "store": "",
             "conditions": tuple(c for c in status.conditions if c.type != "Failed"),
             "ledger": ledger.enter(status.ledger, ledger.SUSPENDED, status.ledger.settled_at),
         }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.run import failure_tail
-from resumable_operator.cli.run_local import check_continuation, reopened
+from resumable_operator.cli.run_local import check_continuation, check_fresh, reopened
 from resumable_operator.cli.run_options import Options, Wish, from_options
 from resumable_operator.decide.ledger import open_ledger, settle
 from resumable_operator.decide.observation import Job
@@ -49,6 +50,29 @@ def test_finished_with_other_arguments() -> None:
     check_continuation(job("Succeeded", "python", "a.py", "1"), wish("python", "a.py", "1"))
     with pytest.raises(UsageProblem, match="has finished"):
         check_continuation(job("Succeeded", "python", "a.py", "1"), wish("python", "a.py", "2"))
+
+
+def test_checkpoints_move_only_while_suspended() -> None:
+    """A killed run goes on in the store it had; a drained or failed one may get another."""
+    for phase, moves in (("Running", False), ("Recovering", False), ("Suspended", True), ("Failed", True)):
+        left = job(phase, "python", "a.py")
+        left = replace(left, status=left.status.model_copy(update={"store": "/elsewhere"}))
+        if moves:
+            check_continuation(left, wish("python", "a.py"))
+        else:
+            with pytest.raises(UsageProblem, match="/elsewhere"):
+                check_continuation(left, wish("python", "a.py"))
+
+
+def test_fresh_does_not_go_on_from_checkpoints_elsewhere(tmp_path: Path) -> None:
+    """Starting over with a store outside the run directory that holds something is refused."""
+    (tmp_path / "store").mkdir()
+    spec = from_options(Options(), "x", ["x"], tmp_path / "store", Path("/")).spec
+    check_fresh(spec, tmp_path / "run")
+    (tmp_path / "store" / "step-00000010.1").mkdir()
+    with pytest.raises(UsageProblem, match="--checkpoint-dir"):
+        check_fresh(spec, tmp_path / "run")
+    check_fresh(spec, tmp_path)
 
 
 def test_failed_job_starts_again() -> None:
