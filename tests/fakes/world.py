@@ -113,6 +113,7 @@ class World:
         self.plans: list[act.Plan] = []
         self.crash_code: int | None = None  # every rank 0 ends with it right after its start
         self.final_step = 0
+        self.library = True  # False: the script knows torchrun's environment only
         self._boots = 0
         self._written_at = 0.0
 
@@ -297,7 +298,8 @@ class World:
             "port before rank 0 chose"
         )
         self._log(agent, events.ASSIGNED, {"master_port": agent.master_port})
-        self._log(agent, events.RANK_CONNECTED, {"rank": assignment.member().first_rank, "pid": 1})
+        if self.library:
+            self._log(agent, events.RANK_CONNECTED, {"rank": assignment.member().first_rank, "pid": 1})
 
     def _request(self, name: str, request: Request) -> None:
         agent = self._reachable(name)
@@ -427,6 +429,9 @@ class World:
                 self._end(agent, events.FAILED)
             return
         if any(agent.state == "draining" for agent in running):
+            if not self.library:
+                self._all_end(running, -15, events.FAILED)
+                return
             self._save(first, group)
             self._all_end(running, exitcodes.DRAINED, events.DRAINED)
             return
@@ -443,13 +448,12 @@ class World:
             self._save(first, group)
 
     def _save(self, first: FakeAgent, group: Group) -> None:
-        if group.step > group.last_save:
-            group.last_save = self.committed = group.step
-            data = {
-                "step": group.step,
-                "samples": group.step * SAMPLES_PER_STEP,
-                "checkpoint": f"step-{group.step}",
-            }
+        if group.step <= group.last_save:
+            return
+        group.last_save = self.committed = group.step
+        if self.library:
+            samples = group.step * SAMPLES_PER_STEP
+            data = {"step": group.step, "samples": samples, "checkpoint": f"step-{group.step}"}
             self._log(first, events.CHECKPOINT, data)
 
     def _report(self, first: FakeAgent, group: Group) -> None:
@@ -458,11 +462,12 @@ class World:
             rank=0,
             started_ms=int(group.started_at * 1000),
             settled_ms=int(self.now * 1000),
-            phase="productive",
-            step=group.step,
-            samples=group.step * SAMPLES_PER_STEP,
-            phase_ms={"productive": done},
-            step_seconds=STEP_SECONDS,
+            phase="productive" if self.library else "setup",
+            step=group.step if self.library else 0,
+            samples=group.step * SAMPLES_PER_STEP if self.library else 0,
+            phase_ms={"productive": done} if self.library else {},
+            step_seconds=STEP_SECONDS if self.library else 0.0,
+            uses_library=self.library,
         )
         self._log(first, events.PROGRESS, to_plain(report))
 

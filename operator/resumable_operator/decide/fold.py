@@ -105,6 +105,8 @@ def _progress_of_rank_zero(draft: Draft, report: ProgressReport, settled_at: flo
         folded = ledger.fold_progress(draft.status.ledger, report, draft.attempt.number, at_ms)
         draft.set(ledger=folded)
     draft.set(uses_library=report.uses_library)
+    if not report.uses_library:
+        recovered(draft, settled_at)  # it tells no steps: running is all that can be seen
     if report.phase not in _BEFORE_RESTORED:
         draft.set(step=report.step, samples=report.samples)
     if report.step_seconds > 0:

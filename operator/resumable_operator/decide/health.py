@@ -32,11 +32,14 @@ def ready_workers(draft: Draft) -> list[Worker]:
 def supply(draft: Draft) -> Supply:
     """The job's workers, counted by what they are good for."""
     states = [health(draft, worker) for worker in draft.observation.workers]
-    return Supply(states.count("ready"), states.count("starting"), states.count("queued"), creatable(draft))
+    ready, starting, queued = (states.count(state) for state in ("ready", "starting", "queued"))
+    capacity = draft.observation.capacity
+    room = None if capacity is None else max(0, capacity - ready - starting - queued)
+    return Supply(ready, starting, queued, room)
 
 
 def creatable(draft: Draft) -> int | None:
-    """How many more workers could exist now; those on their way out still take room."""
+    """How many workers can be created now: those on their way out still take room."""
     capacity = draft.observation.capacity
     if capacity is None:
         return None

@@ -14,7 +14,7 @@ class Supply:
     ready: int  # could start now
     starting: int  # have a machine, will be ready soon
     queued: int  # wait for a machine
-    creatable: int | None  # more that could exist now; None: unknown
+    creatable: int | None  # more that have room, once those on their way out are gone; None: unknown
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def test_zombies_are_stopped() -> None:
     zombie = world.agents["train-2-1"]
     zombie.stuck = True
     world.cut(zombie.name, "all")
-    world.run(6.0)
+    world.run(15.0)
     assert world.job.status.attempt.number == 2
     world.heal()
     world.tick()
