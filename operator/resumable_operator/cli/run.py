@@ -17,6 +17,7 @@ import yaml
 from rich.console import Console
 
 from resumable_operator.cli import exitcodes
+from resumable_operator.cli.display import cells, row
 from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.output import make_console
 from resumable_operator.cli.run_local import LocalRun, Setting, Stopped
@@ -28,9 +29,7 @@ from resumable_operator.cli.run_options import (
     from_document,
     from_options,
 )
-from resumable_operator.cli.units import percent
 from resumable_operator.cluster.local_files import RunFiles
-from resumable_operator.decide.goodput import goodput
 from resumable_operator.errors import UserError
 from resumable_operator.model import Interruption, JobStatus
 
@@ -132,7 +131,7 @@ async def _train(wish: Wish, setting: Setting, console: Console) -> JobStatus:
 def summarize(console: Console, status: JobStatus, setting: Setting) -> None:
     """What came of it, in a few lines."""
     lost = ", ".join(f"{count} {cause}" for cause, count in sorted(status.interruption_counts.items()))
-    share = percent(goodput(status.ledger, status.ledger.settled_at).goodput)
+    share = cells(row(status, status.ledger.settled_at / 1000))["goodput"]
     lines = [
         f"{_outcome(status)}: step {status.step}, {status.attempt.number} attempts, "
         f"interruptions: {lost or 'none'}, goodput {share}"
