@@ -1,0 +1,151 @@
+"""Breaks a rank at an exact moment of its life, without any change to the library it runs.
+
+A test puts wishes into the environment (``environment_for``); the training script calls ``arm()`` before
+``rt.start()``, which wraps the library's own functions, and ``reach()`` at moments of its own. A wish is
+granted once: the rank kills itself, or notes that it is there (a file) and waits until the test lets it go.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+WISHES = "TINY_WISHES"
+DIRECTORY = "TINY_MOMENTS"
+KILL, WAIT = "kill", "wait"
+
+# Moments in the order of an attempt.
+RENDEZVOUS = "rendezvous"  # before it says that it is there
+RESTORE = "restore"  # values are read, nothing is applied
+RECORD = "record"  # restored, and the attempt's record is written
+FIRST_STEP = "first-step"  # in the first step of an attempt
+STEP = "step"  # in a later step, before its optimizer step
+SHARDS = "shards"  # this rank's shards are written; no manifest, no marker
+BEFORE_MARKER = "before-marker"  # manifest is there, marker is not; rank 0 only
+AFTER_MARKER = "after-marker"  # committed, and nobody knows it yet; rank 0 only
+EVALUATION = "evaluation"
+ALL = (RENDEZVOUS, RESTORE, RECORD, FIRST_STEP, STEP, SHARDS, BEFORE_MARKER, AFTER_MARKER, EVALUATION)
+OF_RANK_0 = (BEFORE_MARKER, AFTER_MARKER)
+AFTER_A_RESTART = (RESTORE, RECORD)  # need a checkpoint to restore
+
+
+@dataclass(frozen=True)
+class Wish:
+    """``nth``: the how manyth time that this rank reaches the moment in that attempt."""
+
+    moment: str
+    attempt: int = 1
+    rank: int = 0
+    action: str = KILL
+    nth: int = 1
+
+    def note(self, directory: Path) -> Path:
+        """The file that says that the rank is there."""
+        return directory / f"{self.moment}-{self.attempt}-{self.rank}"
+
+
+def environment_for(directory: Path, *wishes: Wish) -> dict[str, str]:
+    """Variables that make ranks fulfil ``wishes``; notes go to ``directory``."""
+    directory.mkdir(exist_ok=True)
+    return {WISHES: json.dumps([asdict(wish) for wish in wishes]), DIRECTORY: str(directory)}
+
+
+def let_go(directory: Path, wish: Wish) -> None:
+    """The rank that waits there goes on."""
+    wish.note(directory).with_suffix(".go").touch()
+
+
+def half_checkpoints(directory: Path) -> set[str]:
+    """Names of checkpoints that had no marker at a moment when a rank was broken."""
+    path = directory / "half"
+    return set(path.read_text().split()) if path.exists() else set()
+
+
+_reached: dict[str, int] = {}
+
+
+def reach(moment: str) -> None:
+    """This rank is there now."""
+    if WISHES not in os.environ:
+        return
+    _reached[moment] = _reached.get(moment, 0) + 1
+    attempt = int(os.environ.get("RESUMABLE_ATTEMPT") or 1)
+    here = (moment, attempt, int(os.environ.get("RANK", "0")), _reached[moment])
+    for wish in (Wish(**plain) for plain in json.loads(os.environ[WISHES])):
+        if (wish.moment, wish.attempt, wish.rank, wish.nth) == here:
+            _grant(wish, Path(os.environ[DIRECTORY]))
+
+
+def _grant(wish: Wish, directory: Path) -> None:
+    _note_half_checkpoints(directory)
+    wish.note(directory).touch()
+    if wish.action == KILL:
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not wish.note(directory).with_suffix(".go").exists():
+        time.sleep(0.01)
+
+
+def _note_half_checkpoints(directory: Path) -> None:
+    store = Path(os.environ.get("RESUMABLE_CHECKPOINT_DIR", "/nowhere"))
+    half = [path.name for path in store.glob("step-*") if not (path / ".metadata").exists()]
+    with (directory / "half").open("a") as file:
+        file.write("".join(f"{name}\n" for name in half))
+
+
+def arm() -> None:
+    """Wrap the library's functions at whose calls a moment is."""
+    if WISHES not in os.environ:
+        return
+    _wrap("process_group", None, "_meet", before=lambda *_: reach(RENDEZVOUS))
+    _wrap("checkpoint.load", "Loader", "_apply", before=lambda *_: reach(RESTORE))
+    _wrap("checkpoint.engine", "CheckpointEngine", "_append_record", after=_after_record)
+    _wrap("checkpoint.files", "StoreWriter", "write_data", after=lambda *_: reach(SHARDS))
+    _wrap("checkpoint.local", "LocalStore", "create", _before_create, _after_create)
+
+
+def _after_record(_engine: Any, _seq: int, parent: str | None, *_: Any) -> None:
+    if parent is not None:
+        reach(RECORD)
+
+
+def _before_create(_store: Any, name: str, *_: Any) -> None:
+    if name.endswith("/.metadata"):
+        reach(BEFORE_MARKER)
+
+
+def _after_create(_store: Any, name: str, *_: Any) -> None:
+    if name.endswith("/.metadata"):
+        reach(AFTER_MARKER)
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def _wrap(
+    module: str,
+    owner: str | None,
+    name: str,
+    before: Callable[..., None] = _nothing,
+    after: Callable[..., None] = _nothing,
+) -> None:
+    found: Any = importlib.import_module(f"resumable_training.{module}")
+    found = getattr(found, owner) if owner else found
+    function = getattr(found, name)
+
+    @functools.wraps(function)
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        before(*arguments)
+        result = function(*arguments, **options)
+        after(*arguments)
+        return result
+
+    setattr(found, name, wrapped)
