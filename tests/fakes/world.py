@@ -108,6 +108,7 @@ class World:
         self.high_water = 0
         self.nodes: dict[str, Node] = {}  # by name; worker of place 2 is on node-2
         self.reasons: dict[str, str] = {}  # worker -> reason of its container or pod
+        self.unfit: set[str] = set()  # workers with a rank that can't be reaped
         self.refused: list[Assignment] = []
         self.emitted: list[act.EmitEvent] = []
         self.plans: list[act.Plan] = []
@@ -221,6 +222,7 @@ class World:
             now_ms=int(self.now * 1000),
             unreachable_peer=self._unreachable_peer(agent),
             terminating=agent.terminating,
+            unfit=agent.name in self.unfit,
         )
 
     def _unreachable_peer(self, agent: FakeAgent) -> str | None:

@@ -100,7 +100,7 @@ def _shown_loss(draft: Draft, member: MemberStatus) -> Evidence | None:
     """The API says that the worker is gone, or going and no longer answering."""
     worker = draft.observation.worker(member.worker)
     if worker is None:
-        return _lost(draft, member, "evicted", f"{member.worker} was deleted")
+        return _lost(draft, member, "node_lost", f"{member.worker} vanished without a trace")
     node = node_of(draft, worker)
     if ended(worker):
         return _ended_worker(draft, member, worker)

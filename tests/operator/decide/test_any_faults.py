@@ -110,6 +110,7 @@ class Watch:
         ended = [ending.attempt for ending in status.interruptions]
         assert ended == sorted(set(ended)), "every ending has exactly one cause"
         assert all(ending.cause in (*INTERRUPTION_CAUSES, *PLANNED_CAUSES) for ending in status.interruptions)
+        self._check_agents()
         ledger = status.ledger
         assert sum(ledger.phases.values()) == ledger.settled_at - ledger.started_at, "no time is lost"
         assert all(value >= 0 for value in ledger.phases.values())
@@ -117,6 +118,18 @@ class Watch:
         assert status.budgets.without_progress >= 0
         if status.phase in ("Succeeded", "Failed"):
             assert not any(isinstance(action, SendAssignment) for action in plan.actions)
+
+    def _check_agents(self) -> None:
+        """Nobody is ahead of what is written, and members of a running attempt run nothing older."""
+        attempt = self.world.job.status.attempt
+        members = {member.worker for member in attempt.members}
+        for agent in self.world.agents.values():
+            if agent.assignment is None:
+                continue
+            assert agent.assignment.attempt <= attempt.number, "reserved before it is sent"
+            if attempt.state == "running" and agent.name in members and agent.training:
+                assert agent.assignment.attempt == attempt.number
+                assert agent.assignment.digest == attempt.digest
 
 
 @pytest.mark.parametrize("capacity", [4, None], ids=["room known", "room unknown"])

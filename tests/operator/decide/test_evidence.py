@@ -50,7 +50,7 @@ NOTICE = Disruption("preempted", "TerminationTarget")
 @pytest.mark.parametrize(
     ("change", "cause"),
     [
-        pytest.param(gone, "evicted", id="the worker was deleted"),
+        pytest.param(gone, "node_lost", id="vanished"),
         pytest.param(worker(phase="failed", exit_code=-9), "node_lost", id="killed with its agent"),
         pytest.param(worker(phase="failed", exit_code=137, reason="OOMKilled"), "oom", id="out of memory"),
         pytest.param(

@@ -1,0 +1,176 @@
+"""Agents' events into status: each once, in order, whatever is repeated, late or malformed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resumable_operator.decide.draft import Draft
+from resumable_operator.decide.fold import fold_events, in_order
+from resumable_operator.decide.ledger import open_ledger
+from resumable_operator.decide.observation import Job, Observation, TimedEvent
+from resumable_operator.model import (
+    AttemptStatus,
+    BudgetStatus,
+    CheckpointStatus,
+    Interruption,
+    JobStatus,
+    parse_spec,
+)
+from resumable_training.contract import events
+from resumable_training.contract.codec import to_plain
+from resumable_training.contract.events import Event, ProgressReport
+
+BASE = JobStatus(
+    started_at=100.0,
+    ledger=open_ledger(100_000),
+    attempt=AttemptStatus(number=2, state="running", reserved_at=100.0, running_at=101.0),
+)
+
+
+def event(
+    kind: str, seq: int, at: float = 110.0, attempt: int = 2, boot: str = "b", **data: Any
+) -> TimedEvent:
+    return TimedEvent("w-0-1", at, Event(seq, int(at * 1000), kind, attempt, boot, data))
+
+
+def progress(
+    seq: int, step: int, at: float = 110.0, rank: int = 0, attempt: int = 2, **more: Any
+) -> TimedEvent:
+    values = {"phase": "productive", "phase_ms": {"productive": 1000}, **more}
+    report = ProgressReport(rank, 100_000, int(at * 1000), step=step, samples=step * 8, **values)
+    return event(events.PROGRESS, seq, at, attempt, **to_plain(report))
+
+
+def fold(found: list[TimedEvent], status: JobStatus = BASE, spec: dict[str, Any] | None = None) -> Draft:
+    job = Job("local", "w", "uid", 1, parse_spec(spec or {"workers": {"replicas": 1}}), status)
+    draft = Draft(Observation(job, events=tuple(found)), 120.0, status)
+    fold_events(draft)
+    return draft
+
+
+def test_progress_moves_step_and_high_water() -> None:
+    """Rank 0 tells the step; any rank moves the high-water mark, which never falls."""
+    status = BASE.model_copy(update={"high_water_step": 50, "high_water_samples": 400})
+    folded = fold([progress(1, 30), progress(2, 60, rank=3)], status).status
+    assert (folded.step, folded.samples) == (30, 240)
+    assert (folded.high_water_step, folded.high_water_samples) == (60, 480)
+    assert folded.uses_library is True
+
+
+def test_setup_does_not_reset_the_step() -> None:
+    """Before it has restored, a rank knows no step."""
+    status = BASE.model_copy(update={"step": 40})
+    assert fold([progress(1, 0, phase="setup", phase_ms={})], status).status.step == 40
+
+
+def test_each_event_once() -> None:
+    """An event at or below the cursor changes nothing."""
+    once = fold([event(events.CHECKPOINT_FAILED, 1, step=3, message="disk full")])
+    assert [action.reason for action in once.actions] == ["CheckpointFailed"]  # type: ignore[union-attr]
+    assert once.must_write, "a warning is told once"
+    again = fold([event(events.CHECKPOINT_FAILED, 1, step=3, message="disk full")], once.status)
+    assert again.actions == []
+    assert again.status == once.status
+
+
+def test_other_attempts_are_passed_over() -> None:
+    """What an older attempt still reports is no news of this one."""
+    folded = fold([progress(1, 99, attempt=1), event(events.HANG, 2, attempt=1, rank=0)]).status
+    assert folded.high_water_step == 0
+    assert folded.attempt.evidence == ()
+    assert folded.cursors == {"b": 2}
+
+
+def test_a_new_checkpoint_gives_budgets_back() -> None:
+    """Only one beyond the last: a checkpoint made again is no progress."""
+    spent = BudgetStatus(user_error=(105.0,), without_progress=1, last_causes=("crash",))
+    old = CheckpointStatus(name="step-10", step=10, samples=80, at=101.0)
+    status = BASE.model_copy(update={"budgets": spent, "checkpoint": old})
+    made = {"checkpoint": "x", "bytes": 5, "blocking_ms": 6, "durable_ms": 7}
+    assert fold([event(events.CHECKPOINT, 1, step=10, samples=80, **made)], status).status.budgets == spent
+    folded = fold([event(events.CHECKPOINT, 1, step=11, samples=88, **made)], status)
+    assert folded.status.budgets == BudgetStatus()
+    assert folded.status.checkpoint == CheckpointStatus(
+        name="x", step=11, samples=88, at=110.0, bytes=5, blocking_ms=6, durable_ms=7
+    )
+    assert folded.must_write
+
+
+def test_a_checkpoint_told_after_the_end_still_counts() -> None:
+    """The attempt is over when its last save is told."""
+    ended = BASE.model_copy(update={"attempt": BASE.attempt.model_copy(update={"state": "ended"})})
+    folded = fold([event(events.CHECKPOINT, 1, checkpoint="x", step=5, samples=40)], ended).status
+    assert folded.checkpoint is not None
+    assert folded.checkpoint.step == 5
+
+
+def test_first_step_completes_the_interruption() -> None:
+    """Recovery lasts from the declared end to the next attempt's first step; the restart cost is learnt."""
+    ending = Interruption(attempt=1, cause="crash", at=98.0)
+    status = BASE.model_copy(update={"interruptions": (ending,), "last_interruption": ending})
+    restored = event(events.RESTORED, 1, 103.0, step=20, samples=160, checkpoint="c")
+    warm = progress(2, 20, 104.0, phase="warmup", phase_ms={"restoring": 1})
+    before = fold([restored, warm], status).status
+    assert before.interruptions[0].recover_seconds is None
+    assert (before.step, before.attempt.start_step) == (20, 20)
+    after = fold([restored, warm, progress(3, 21, 106.0)], status).status
+    assert after.interruptions[0].recover_seconds == 8.0
+    assert after.last_interruption == after.interruptions[0]
+    assert after.restart_seconds == 8.0  # half of the prior 10, half of the measured 6
+
+
+def test_rework_is_counted_once_over_two_interruptions() -> None:
+    """Two endings before the old mark is passed: what each attempt repeats is its predecessor's loss."""
+    endings = (Interruption(attempt=1, cause="crash", at=98.0, rework_steps=4, rework_seconds=2.0),)
+    status = BASE.model_copy(update={"interruptions": endings})
+    first = fold([progress(1, 5, phase="rework", phase_ms={"rework": 3000}, rework_steps=7)], status).status
+    assert (first.interruptions[0].rework_steps, first.interruptions[0].rework_seconds) == (7, 3.0)
+    later = (*first.interruptions, Interruption(attempt=2, cause="hang", at=111.0))
+    third = BASE.attempt.model_copy(update={"number": 3})
+    status = first.model_copy(update={"interruptions": later, "attempt": third, "cursors": {}})
+    second = fold(
+        [progress(1, 9, attempt=3, phase="rework", phase_ms={"rework": 500}, rework_steps=2)], status
+    ).status
+    assert [ending.rework_steps for ending in second.interruptions] == [7, 2]
+
+
+def test_a_fallback_is_said() -> None:
+    """A checkpoint that was passed over is told, with the reason."""
+    found = event(
+        events.RESTORED, 1, step=1, samples=8, fallback=[{"checkpoint": "c9", "why": "hash differs"}]
+    )
+    assert "c9 was not resumed: hash differs" in fold([found]).actions[0].message  # type: ignore[union-attr]
+
+
+def test_resume_from_holds_for_one_restore() -> None:
+    """A deliberate resume point is used once, not at every later attempt."""
+    spec = {"workers": {"replicas": 1}, "checkpoint": {"resumeFrom": "step-00000010.1"}}
+    folded = fold([event(events.RESTORED, 1, step=10, samples=80)], spec=spec)
+    assert folded.status.resumed_from == "step-00000010.1"
+    assert folded.must_write
+
+
+def test_malformed_events_do_not_stop_the_job() -> None:
+    """An event that says nothing sensible is passed over and noted."""
+    draft = fold([event(events.PROGRESS, 1, rank="zero"), progress(2, 7)])
+    assert draft.status.step == 7
+    assert "not understood" in draft.notes[0]
+
+
+def test_cursors_of_dead_boots_go_when_all_living_are_known() -> None:
+    """Status stays small, but no cursor is dropped while an agent could still replay."""
+    status = BASE.model_copy(update={"cursors": {"dead": 5}})
+    assert fold([], status).status.cursors == {}
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 9), st.floats(0, 10)), max_size=30))
+def test_one_agents_events_stay_in_order(found: list[tuple[str, int, float]]) -> None:
+    """However times were mapped, events of one boot are folded by number, and times do not run backwards."""
+    ordered = in_order(event("x", seq, at, boot=boot) for boot, seq, at in found)
+    assert [item.at for item in ordered] == sorted(item.at for item in ordered)
+    for boot in "ab":
+        numbers = [item.event.seq for item in ordered if item.event.boot_id == boot]
+        assert numbers == sorted(numbers)

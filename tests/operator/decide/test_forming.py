@@ -1,0 +1,62 @@
+"""From ready workers to a running attempt: who takes part, and what happens when one stays mute."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from world import World
+
+from resumable_operator.decide.membership import choose_members
+from resumable_operator.decide.observation import Worker
+from resumable_operator.model import MemberStatus
+
+
+def ready(place: int, incarnation: int = 1) -> Worker:
+    name = f"w-{place}-{incarnation}"
+    return Worker(name, place, incarnation, "running", address=f"10.0.0.{place}", agent_port=9000)
+
+
+def member(place: int, incarnation: int = 1) -> MemberStatus:
+    return choose_members([ready(place, incarnation)], 1, (), 1)[0]
+
+
+def test_warm_workers_first() -> None:
+    """Who took part before takes part again; ranks still go by place."""
+    chosen = choose_members([ready(0), ready(1), ready(2)], 2, (member(1), member(2)), 1)
+    assert [(m.worker, m.first_rank) for m in chosen] == [("w-1-1", 0), ("w-2-1", 1)]
+
+
+def test_a_new_incarnation_is_not_warm() -> None:
+    """A replacement has nothing of its predecessor."""
+    chosen = choose_members([ready(0, 2), ready(1), ready(2)], 2, (member(0), member(1), member(2)), 1)
+    assert [m.worker for m in chosen] == ["w-1-1", "w-2-1"]
+
+
+@given(places=st.sets(st.integers(0, 20), min_size=1), ranks=st.integers(1, 8), data=st.data())
+def test_ranks_are_a_partition(places: set[int], ranks: int, data: st.DataObject) -> None:
+    """Ranks 0..n-1, each once, in order of place, whatever order the workers come in."""
+    workers = data.draw(st.permutations([ready(place) for place in places]))
+    size = data.draw(st.integers(1, len(places)))
+    chosen = choose_members(workers, size, (), ranks)
+    assert len(chosen) == size
+    assert [m.first_rank for m in chosen] == [ranks * n for n in range(size)]
+    assert [m.place for m in chosen] == sorted(m.place for m in chosen)
+
+
+def test_a_mute_member_is_given_up() -> None:
+    """A member that does not take its assignment for a minute is replaced; the attempt costs nothing."""
+    world = World({"workers": {"replicas": 2, "min": 1}}, capacity=2, steps=100_000)
+    world.run(0.4)
+    deaf = world.agents["train-1-1"]
+    deaf.terminating = True  # refuses assignments, without telling
+    deaf.shown, deaf.shown_state = 0, world._state(deaf)
+    deaf.shown_state = type(deaf.shown_state)(**{**vars(deaf.shown_state), "terminating": False})
+    deaf.state = "running"
+    world.run(30.0)
+    assert world.job.status.attempt.state == "forming"
+    world.run(40.0)
+    status = world.job.status
+    assert "did not take its assignment" in status.interruptions[0].message
+    assert status.budgets.infrastructure == ()
+    assert status.attempt.number == 2
+    assert "train-1-1" not in {m.worker for m in status.attempt.members}

@@ -1,0 +1,164 @@
+"""Which workers exist: spares, surplus, room, replacements, and pods that will not go away."""
+
+from __future__ import annotations
+
+import pytest
+from world import World
+
+from resumable_operator.decide.actions import CreateWorker, DeleteWorker
+from resumable_operator.decide.observation import Node
+
+
+def world_of(
+    capacity: int | None = None, recovery: dict[str, object] | None = None, **workers: object
+) -> World:
+    shape = {"replicas": 3, "min": 2, **workers}
+    return World({"workers": shape, "recovery": recovery or {}}, capacity=capacity, steps=100_000)
+
+
+def test_spares_wait_and_step_in() -> None:
+    """Spares hold no ranks; when a worker is lost one steps in without waiting for a new one."""
+    world = world_of(spares=1)
+    world.run(2.0)
+    assert sorted(world.agents) == ["train-0-1", "train-1-1", "train-2-1", "train-3-1"]
+    assert world.job.status.size == 3
+    world.kill_worker("train-1-1")
+    world.run(0.6)
+    assert {member.worker for member in world.job.status.attempt.members} == {
+        "train-0-1",
+        "train-2-1",
+        "train-3-1",
+    }
+
+
+def test_too_many_workers_harm_nobody() -> None:
+    """Surplus workers wait while an attempt forms and are deleted once it runs."""
+    world = world_of(spares=2)
+    world.run(2.0)
+    world.change_spec(workers={"replicas": 3, "min": 2, "spares": 0})
+    world.run(2.0)
+    assert sorted(world.agents) == ["train-0-1", "train-1-1", "train-2-1"]
+    assert world.job.status.attempt.number == 1
+
+
+def test_no_more_than_there_is_room_for() -> None:
+    """Workers beyond the capacity are not created; the job starts with what there is."""
+    world = world_of(capacity=2)
+    plan = world.step()
+    assert len([a for a in plan.actions if isinstance(a, CreateWorker)]) == 2
+    world.run(2.0)
+    assert (world.job.status.phase, world.job.status.size) == ("Running", 2)
+
+
+def test_below_min_it_waits_queued() -> None:
+    """No room for min: nothing starts, and the time is queued."""
+    world = world_of(capacity=1)
+    world.run(30.0)
+    assert world.job.status.attempt.number == 0
+    assert world.job.status.ledger.open_phase == "queued"
+    assert "1 of at least 2 workers are ready" in world.job.status.reason
+
+
+def test_waiting_workers_are_given_back() -> None:
+    """Below min for formingTimeoutSeconds: all waiting workers are deleted, and come back after a backoff."""
+    world = world_of(recovery={"formingTimeoutSeconds": 5.0})
+    for place in (1, 2):
+        world.nodes[f"node-{place}"] = Node(f"node-{place}", ready=False)
+    world.run(5.5)
+    while world.job.status.backoff_until is None:
+        world.step()
+        world.tick()
+    assert world.job.status.backoff_count == 1
+    assert any(event.reason == "FormingTimeout" for event in world.emitted)
+    until = world.job.status.backoff_until
+    assert 15 <= until - world.now <= 45
+    world.run(until - world.now - 0.5)
+    assert world.agents == {}
+    world.nodes.clear()
+    world.run(5.0)
+    assert world.job.status.phase == "Running"
+
+
+def test_workers_that_fail_to_start_are_retried_ever_more_slowly() -> None:
+    """A worker that dies before it took part gets a new name, later and later, with a warning."""
+    world = world_of(capacity=3)
+    for _ in range(200):
+        for agent in world.agents.values():
+            if agent.phase == "running":
+                agent.phase, agent.exit_code = "failed", 2
+        world.step()
+        world.tick()
+    created = sum(isinstance(a, CreateWorker) for plan in world.plans for a in plan.actions)
+    assert created < 25
+    assert world.job.status.start_failures > 2
+    assert any(event.reason == "WorkerFailed" for event in world.emitted)
+
+
+def test_a_name_that_took_part_is_never_used_again() -> None:
+    """A member that vanished without a trace is replaced under a new name."""
+    world = world_of(capacity=3)
+    world.run(2.0)
+    world.kill_worker("train-1-1")
+    del world.agents["train-1-1"]
+    world.run(3.0)
+    assert "train-1-2" in world.agents
+    assert "train-1-1" not in world.agents
+
+
+def test_an_unused_name_is_created_again() -> None:
+    """A spare that vanished before it took part is created again under the reserved name."""
+    world = world_of(spares=1)
+    world.run(2.0)
+    del world.agents["train-3-1"]
+    plan = world.step()
+    assert plan.actions == (CreateWorker("train-3-1", 3, 1),)
+
+
+def test_a_pod_stuck_on_a_dead_node_blocks_nothing_and_is_forced() -> None:
+    """The next attempt starts without it; after a bounded wait its deletion is forced, with one event."""
+    world = world_of(capacity=None)
+    world.run(2.0)
+    world.agents["train-1-1"].stuck = True
+    world.cut("train-1-1", "all")
+    world.nodes["node-1"] = Node("node-1", ready=False)
+    world.agents["train-2-1"].hung_since = None
+    world.run(20.0)
+    assert world.job.status.attempt.number == 2
+    assert world.agents["train-1-1"].deleting
+    world.run(60.0)
+    assert "train-1-1" not in world.agents
+    assert len([event for event in world.emitted if event.reason == "DeletionForced"]) == 1
+    forced = [
+        a
+        for plan in world.plans
+        for a in plan.actions
+        if isinstance(a, DeleteWorker) and a.grace_seconds == 0
+    ]
+    assert [action.name for action in forced] == ["train-1-1"]
+
+
+def test_an_unfit_worker_is_replaced() -> None:
+    """A worker with a rank that can't be reaped is not used again."""
+    world = world_of(capacity=3)
+    world.run(2.0)
+    world.kill_rank("train-1-1")
+    world.unfit.add("train-1-1")
+    world.run(4.0)
+    assert {member.worker for member in world.job.status.attempt.members} == {
+        "train-0-1",
+        "train-1-2",
+        "train-2-1",
+    }
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_ranks_follow_places(ranks: int) -> None:
+    """Ranks are numbered through the members in order of place."""
+    world = world_of(processesPerWorker=ranks)
+    world.run(2.0)
+    assert [(m.place, m.first_rank) for m in world.job.status.attempt.members] == [
+        (0, 0),
+        (1, ranks),
+        (2, 2 * ranks),
+    ]
+    assert world.job.status.attempt.world_size == 3 * ranks
