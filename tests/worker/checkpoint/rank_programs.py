@@ -10,8 +10,10 @@ import multiprocessing
 import os
 import pickle
 import queue
+import resource
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -218,26 +220,36 @@ def preflight_run(rank: int, world_size: int, group: Any, roots: list[str], know
     return error_of(lambda: make_engine(roots[rank], rank, world_size, group, known_checkpoint=known))
 
 
-def full_disk_run(rank: int, world_size: int, group: Any, root: str, ballast: str) -> list[Any]:
+def full_disk_run(rank: int, world_size: int, group: Any, root: str, ballast: str | None) -> list[Any]:
     """Save onto a full disk, then again after space was made."""
     state = make_state("ddp", 1, world_size)
     engine = make_engine(root, rank, world_size, group)
     engine.restore(state)
     first = save(engine, state, 1, rank)
     train(state, 1)
-    dist.barrier()
-    if rank == 0:
-        _fill(ballast)
-    dist.barrier()
-    full = save(engine, state, 2, rank)
+    with _no_room(rank, ballast):
+        full = save(engine, state, 2, rank)
     left = sorted(path.name for path in Path(root).iterdir() if path.name.startswith("step"))
     train(state, 1)
-    dist.barrier()
-    if rank == 0:
-        os.unlink(ballast)
-    dist.barrier()
     again = save(engine, state, 3, rank)
     return [(first.ok, full.ok, again.ok), full.message, left]
+
+
+@contextmanager
+def _no_room(rank: int, ballast: str | None) -> Iterator[None]:
+    """Fill the disk that ``ballast`` is on; None: forbid large files instead, which needs no disk of our own."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if ballast is None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    elif rank == 0:
+        _fill(ballast)
+    dist.barrier()
+    yield
+    dist.barrier()
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    if ballast is not None and rank == 0:
+        os.unlink(ballast)
+    dist.barrier()
 
 
 def _fill(path: str) -> None:

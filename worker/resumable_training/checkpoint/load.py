@@ -64,7 +64,11 @@ def verify_together(source: Source, ranks: Ranks) -> Inspection:
 
     A mismatch is proof only if every rank reads it: one bad machine must not orphan a checkpoint.
     """
-    seen = ranks.first(lambda: verify.inspect(source.store, source.name, foreign=source.foreign))
+    seen = ranks.first(lambda: _inspect(source))
+    if seen.verdict.outcome == DAMAGED and ranks.world_size > 1:
+        others = ranks.agree(lambda: _inspect(source).verdict)
+        if any(one.outcome != DAMAGED for one in others):
+            return Inspection(verify.cannot_tell(f"not every rank sees it: {seen.verdict.reason}"))
     if seen.verdict.outcome != OK or seen.manifest is None:
         return seen
     share = verify.blocks_of(seen.manifest, ranks.rank, ranks.world_size)
@@ -74,6 +78,10 @@ def verify_together(source: Source, ranks: Ranks) -> Inspection:
         if any(one.outcome != DAMAGED for one in again):
             verdict = verify.cannot_tell(f"two reads of it differ: {verdict.reason}")
     return Inspection(verdict, seen.marker, seen.manifest)
+
+
+def _inspect(source: Source) -> Inspection:
+    return verify.inspect(source.store, source.name, foreign=source.foreign)
 
 
 def _compare(source: Source, manifest: Manifest, ranks: Ranks, blocks: list[Block]) -> list[Verdict]:

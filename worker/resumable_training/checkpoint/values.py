@@ -45,12 +45,21 @@ def _encode(value: Any, tensors: list[Any] | None, where: str) -> Any:
     tagged = _TAGGED.get(kind)
     if tagged is not None:
         name, to_plain, _ = tagged
+        if isinstance(value, dict):
+            return {_TAG: name, "v": _encode_pairs(value, tensors, where)}
         return {_TAG: name, "v": _encode(to_plain(value), tensors, where)}
     return _encode_array(value, tensors, where)
 
 
 def _encode_items(items: Any, tensors: list[Any] | None, where: str) -> list[Any]:
     return [_encode(item, tensors, f"{where}[{index}]") for index, item in enumerate(items)]
+
+
+def _encode_pairs(value: dict[Any, Any], tensors: list[Any] | None, where: str) -> list[Any]:
+    return [
+        [_encode(key, tensors, f"{where}: the key"), _encode(item, tensors, f"{where}[{key!r}]")]
+        for key, item in value.items()
+    ]
 
 
 def _encode_array(value: Any, tensors: list[Any] | None, where: str) -> Any:
@@ -107,18 +116,14 @@ def _decode_numpy(value: dict[str, Any]) -> Any:
     return array[()] if value["scalar"] else array
 
 
-def _pairs(value: Any) -> list[list[Any]]:
-    return [[key, item] for key, item in value.items()]
-
-
 # type -> (tag, to a plain value, back)
 _TAGGED: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     tuple: ("tuple", list, tuple),
     set: ("set", lambda value: sorted(value, key=repr), set),
     frozenset: ("frozenset", lambda value: sorted(value, key=repr), frozenset),
-    dict: ("dict", _pairs, dict),
-    Counter: ("counter", _pairs, lambda pairs: Counter(dict(pairs))),
-    OrderedDict: ("ordered", _pairs, OrderedDict),
+    dict: ("dict", list, dict),
+    Counter: ("counter", list, lambda pairs: Counter(dict(pairs))),
+    OrderedDict: ("ordered", list, OrderedDict),
     deque: ("deque", lambda value: [value.maxlen, list(value)], lambda pair: deque(pair[1], pair[0])),
     bytes: ("bytes", lambda value: base64.b85encode(value).decode(), base64.b85decode),
     complex: ("complex", lambda value: [value.real, value.imag], lambda pair: complex(*pair)),

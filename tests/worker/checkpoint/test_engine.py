@@ -1,0 +1,615 @@
+"""The engine with one rank: who may write, what is resumed, and what a user is told."""
+
+import errno
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+from resumable_training.checkpoint import CheckpointEngine, SaveReport, TrainingState
+from resumable_training.checkpoint.documents import Pin, pin, seal
+from resumable_training.checkpoint.errors import (
+    NoResumePoint,
+    StateMismatch,
+    StorageUnavailable,
+    StoreExists,
+    StoreMisconfigured,
+    StoreOwnership,
+    Superseded,
+)
+from resumable_training.checkpoint.listing import survey
+from resumable_training.checkpoint.local import LocalStore
+from resumable_training.contract import exitcodes
+from resumable_training.contract.assignment import CheckpointConfig
+from resumable_training.contract.manifest import MARKER_FILE, StoreIdentity
+
+
+@dataclass
+class Job:
+    """A job of one rank with its own store; each ``attempt`` is a new process's engine and model."""
+
+    root: Path
+    job: str = "local/job"
+    uid: str = "uid"
+    warnings: list[str] = field(default_factory=list)
+
+    def engine(self, attempt: int, **config: Any) -> CheckpointEngine:
+        engine = CheckpointEngine(
+            CheckpointConfig(directory=str(self.root), **config),
+            self.job,
+            self.uid,
+            attempt,
+            None,
+            0,
+            1,
+            self.warnings.append,
+            retry_seconds=(0.01, 0.01),
+        )
+        engine.preflight()
+        return engine
+
+    @property
+    def store(self) -> LocalStore:
+        return LocalStore(self.root, visibility_seconds=0.0)
+
+    @property
+    def resume_points(self) -> list[str]:
+        return survey(self.store).resume_points
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path / "store")
+
+
+def make_state(value: float = 0.0) -> TrainingState:
+    model = nn.Linear(3, 2)
+    nn.init.constant_(model.weight, value)
+    return TrainingState({"model": model}, {"optimizer": torch.optim.AdamW(model.parameters())})
+
+
+def weight(state: TrainingState) -> float:
+    return float(state.modules["model"].weight.detach()[0, 0])  # type: ignore[operator]
+
+
+def save(engine: CheckpointEngine, step: int, state: TrainingState | None = None) -> SaveReport:
+    """Save a state whose weights tell the step."""
+    state = state or make_state(step)
+    return engine.save(state, step=step, samples=step * 8, shared={"step": step}, per_rank={})
+
+
+def start(job: Job, attempt: int, *steps: int, **config: Any) -> CheckpointEngine:
+    """An attempt that restores what there is and saves at these steps."""
+    engine = job.engine(attempt, **config)
+    engine.restore(make_state())
+    for step in steps:
+        assert save(engine, step).ok
+    return engine
+
+
+def flip(path: Path, position: int = 100) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+# Resume points ------------------------------------------------------------------------------------------
+
+
+def test_next_attempt_goes_on_from_the_newest(job: Job) -> None:
+    """Step, samples, shared values and weights come back; the new record names its parent."""
+    start(job, 1, 10, 20)
+    state = make_state()
+    engine = job.engine(2)
+    report = engine.restore(state)
+    assert report is not None
+    assert (report.checkpoint, report.record, report.step, report.samples) == ("step-00000020.1", 2, 20, 160)
+    assert report.shared == {"step": 20}
+    assert report.fallback == ()
+    assert weight(state) == 20
+    assert engine.record is not None
+    assert (engine.record.parent, engine.record.parent_step, engine.record.parent_samples) == (
+        "step-00000020.1",
+        20,
+        160,
+    )
+
+
+def test_a_zombie_can_not_win(job: Job) -> None:
+    """A commit by an older attempt is refused once a newer record exists, and ignored if it got through."""
+    zombie = start(job, 1, 10)
+    unaware = start(Job(job.root), 2, 20)
+    unaware._guard = lambda: None  # type: ignore[method-assign]  # it looked before the newer record appeared
+    start(job, 3, 30)
+    with pytest.raises(Superseded, match="record 3"):
+        save(zombie, 40)
+    assert save(unaware, 50).ok
+    assert job.resume_points == ["step-00000030.3", "step-00000020.2", "step-00000010.1"]
+    assert job.engine(4).restore(make_state()).step == 30  # type: ignore[union-attr]
+
+
+def test_an_older_attempt_does_not_even_start(job: Job) -> None:
+    """An attempt that was slow to start sees the newer one's record and leaves everything alone."""
+    slow = job.engine(1)
+    start(job, 2)
+    with pytest.raises(Superseded) as caught:
+        slow.restore(make_state())
+    assert caught.value.exit_code == exitcodes.SUPERSEDED
+
+
+def test_of_two_writers_of_one_record_one_wins(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both saw the same chain and create the same number at once: one trains, the other is superseded."""
+    together = threading.Barrier(2)
+    real = LocalStore.create
+
+    def at_once(self: LocalStore, name: str, data: bytes) -> None:
+        if name.startswith("records/"):
+            together.wait(30)
+        real(self, name, data)
+
+    engines = [job.engine(1), Job(job.root, uid="other").engine(1)]
+    monkeypatch.setattr(LocalStore, "create", at_once)
+    outcomes: list[str] = []
+
+    def restore(engine: CheckpointEngine) -> None:
+        try:
+            outcomes.append(str(engine.restore(make_state())))
+        except Superseded:
+            outcomes.append("superseded")
+
+    threads = [threading.Thread(target=restore, args=(engine,)) for engine in engines]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["None", "superseded"]
+
+
+def test_a_create_whose_answer_was_lost_is_recognised(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record was made, the answer got lost, the retry is refused: the nonce shows that it is ours."""
+    engine = job.engine(1)
+    real = LocalStore.create
+    lost = []
+
+    def create(self: LocalStore, name: str, data: bytes) -> None:
+        real(self, name, data)
+        if name.startswith("records/") and not lost:
+            lost.append(name)
+            raise StorageUnavailable("timed out")
+
+    monkeypatch.setattr(LocalStore, "create", create)
+    assert engine.restore(make_state()) is None
+    assert lost
+    assert save(engine, 10).ok
+
+
+@pytest.mark.parametrize("file", ["__0_0.distcp", "manifest.json", MARKER_FILE])
+def test_damage_falls_back_and_says_so(job: Job, file: str) -> None:
+    """Proof of damage: the next older one, with the reason in report and warning."""
+    start(job, 1, 10, 20)
+    flip(job.root / "step-00000020.1" / file)
+    state = make_state()
+    engine = job.engine(2)
+    report = engine.restore(state)
+    assert report is not None
+    assert report.step == 10
+    assert weight(state) == 10
+    assert [one.checkpoint for one in report.fallback] == ["step-00000020.1"]
+    assert file in report.fallback[0].why
+    assert any("step-00000020.1 is damaged" in text for text in job.warnings)
+    assert job.resume_points == ["step-00000010.1"]
+
+
+def test_all_damaged_needs_the_users_word(job: Job) -> None:
+    """With nothing whole left the job ends as a user error, and starts afresh only when told to."""
+    start(job, 1, 10)
+    flip(job.root / "step-00000010.1" / "__0_0.distcp")
+    with pytest.raises(NoResumePoint, match="startFresh") as caught:
+        job.engine(2).restore(make_state())
+    assert caught.value.exit_code == exitcodes.USER_ERROR
+    assert job.engine(3, start_fresh=True).restore(make_state()) is None
+    assert job.resume_points == []
+
+
+def test_cannot_tell_never_falls_back(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read error is retried, then ends the attempt as infrastructure; nothing is orphaned."""
+    start(job, 1, 10, 20)
+    real = LocalStore.read
+    tries = []
+
+    def broken(self: LocalStore, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        if name == "step-00000020.1/__0_0.distcp":
+            tries.append(name)
+            raise StorageUnavailable("Input/output error")
+        return real(self, name, offset, length)
+
+    engine = job.engine(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "read", broken)
+        with pytest.raises(StorageUnavailable, match="Input/output") as caught:
+            engine.restore(make_state())
+    assert caught.value.exit_code == exitcodes.STORAGE
+    assert len(tries) == 3  # once, and once for each pause
+    assert job.resume_points == ["step-00000020.1", "step-00000010.1"]
+    assert job.engine(3).restore(make_state()).step == 20  # type: ignore[union-attr]
+
+
+def test_a_checkpoint_that_vanishes_is_chosen_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retention of an attempt that still runs may delete it between the choice and the read."""
+    start(job, 1, 10, 20)
+    real = CheckpointEngine._choose
+
+    def choose(self: CheckpointEngine, rejected: Any) -> Any:
+        choice = real(self, rejected)
+        job.store.delete_tree("step-00000020.1")
+        return choice
+
+    engine = job.engine(2)
+    engine.store.visibility_seconds = 0.0
+    monkeypatch.setattr(CheckpointEngine, "_choose", choose)
+    assert engine.restore(make_state()).step == 10  # type: ignore[union-attr]
+
+
+def test_known_checkpoint_that_is_not_seen(job: Job) -> None:
+    """Status remembers a checkpoint and the store shows none: cannot tell, not a fresh start."""
+    start(job, 1)
+    with pytest.raises(StorageUnavailable, match="startFresh"):
+        job.engine(2, known_checkpoint=True).restore(make_state())
+    assert job.engine(3, known_checkpoint=True, start_fresh=True).restore(make_state()) is None
+
+
+def test_unmounted_volume_at_start(job: Job) -> None:
+    """A job that has saved before never makes a new store: the mount point stays empty."""
+    with pytest.raises(StorageUnavailable, match="mounted"):
+        job.engine(2, known_checkpoint=True)
+    assert not job.root.exists()
+    job.root.mkdir()
+    with pytest.raises(StorageUnavailable, match="mounted"):
+        job.engine(2, known_checkpoint=True)
+    assert not list(job.root.iterdir())
+
+
+def test_killed_in_mid_save_is_ignored(job: Job) -> None:
+    """SIGKILL when all shards and the manifest are written, but not the marker: the one before is resumed."""
+    program = f"""
+import os, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from test_engine import Job, save, start
+from resumable_training.checkpoint.local import LocalStore
+engine = start(Job(Path({str(job.root)!r})), 1, 10)
+real = LocalStore.create
+def create(self, name, data):
+    if name.endswith(".metadata"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(self, name, data)
+LocalStore.create = create
+save(engine, 20)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert result.returncode == -signal.SIGKILL, result.stderr.decode()
+    assert (job.root / "step-00000020.1" / "manifest.json").exists()
+    engine = job.engine(2)
+    assert engine.restore(make_state()).checkpoint == "step-00000010.1"  # type: ignore[union-attr]
+    for step in (30, 40, 50):
+        assert save(engine, step).ok
+    assert not (job.root / "step-00000020.1").exists()
+
+
+# Deliberate resume points -----------------------------------------------------------------------------------
+
+
+def test_resume_from_is_obeyed_once(job: Job) -> None:
+    """A roll-back by name: later attempts of the job go on from what followed it."""
+    start(job, 1, 10, 20)
+    rolled = start(job, 2, 15, resume_from="step-00000010.1")
+    assert rolled.record is not None
+    assert rolled.record.deliberate
+    assert job.resume_points == ["step-00000015.2", "step-00000010.1"]
+    third = job.engine(3, resume_from="step-00000010.1")
+    assert third.restore(make_state()).step == 15  # type: ignore[union-attr]
+
+
+def test_resume_from_another_store(job: Job, tmp_path: Path) -> None:
+    """A path into another job's store is verified in full and brings step and position along."""
+    other = Job(tmp_path / "other", job="local/other")
+    start(other, 1, 70)
+    path = str(other.root / "step-00000070.1")
+    state = make_state()
+    report = job.engine(1, resume_from=path).restore(state)
+    assert report is not None
+    assert (report.checkpoint, report.step, report.samples) == (path, 70, 560)
+    assert weight(state) == 70
+    # It died before its first save: the next attempt returns to the same place.
+    assert job.engine(2, resume_from=path).restore(make_state()).checkpoint == path  # type: ignore[union-attr]
+    flip(other.root / "step-00000070.1" / "__0_0.distcp")
+    fresh = Job(tmp_path / "fresh")
+    with pytest.raises(NoResumePoint, match="resumeFrom"):
+        fresh.engine(1, resume_from=path).restore(make_state())
+
+
+def foreign_checkpoint(path: Path, **extra: Any) -> TrainingState:
+    """A plain `dcp.save` of model and optimizer by another program."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    state = make_state(5.0)
+    state.modules["model"](torch.ones(1, 3)).sum().backward()
+    state.optimizers["optimizer"].step()
+    model, optimizer = get_state_dict(state.modules["model"], state.optimizers["optimizer"])
+    dcp.save({"model": model, "optimizer": optimizer, **extra}, checkpoint_id=path, no_dist=True)
+    return state
+
+
+def test_resume_from_another_program(job: Job, tmp_path: Path) -> None:
+    """A DCP directory without manifest: loaded, what it lacks or has too much is said."""
+    saved = foreign_checkpoint(tmp_path / "ckpt", iteration=7)
+    state = make_state()
+    state.stateful["scheduler"] = torch.optim.lr_scheduler.StepLR(state.optimizers["optimizer"], 5)
+    report = job.engine(1, resume_from=str(tmp_path / "ckpt")).restore(state)
+    assert report is not None
+    assert (report.step, report.samples, report.shared, report.saved_world_size) == (0, 0, {}, 0)
+    assert weight(state) == weight(saved)
+    assert state.optimizers["optimizer"].state_dict()["state"][0]["step"] == 1
+    (warning,) = [text for text in job.warnings if "another program" in text]
+    assert "iteration" in warning
+    assert "scheduler" in warning
+
+
+def test_resume_from_something_that_is_no_checkpoint(job: Job, tmp_path: Path) -> None:
+    """A path that does not exist, or lacks a shard, is the user's to mend."""
+    foreign_checkpoint(tmp_path / "ckpt")
+    next((tmp_path / "ckpt").glob("*.distcp")).unlink()
+    for path in (tmp_path / "nowhere", tmp_path / "ckpt"):
+        engine = job.engine(1, resume_from=str(path))
+        with pytest.raises(NoResumePoint, match="resumeFrom"):
+            engine.restore(make_state())
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch evil",)
+
+
+def test_malicious_values_are_not_run(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An optimizer option that is a pickle bomb is refused by the weights-only reader."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "ckpt"
+    groups = [{"params": ["weight", "bias"], "lr": Evil()}]
+    model = make_state().modules["model"].state_dict()
+    dcp.save(
+        {"model": model, "optimizer": {"state": {}, "param_groups": groups}}, checkpoint_id=path, no_dist=True
+    )
+    engine = job.engine(1, resume_from=str(path))
+    with pytest.raises(RuntimeError, match=r"[Ww]eights.only"):
+        engine.restore(make_state())
+    assert not (tmp_path / "evil").exists()
+
+
+def test_malicious_marker_is_not_run(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory whose marker is a pickle bomb is refused before anything is loaded."""
+    monkeypatch.chdir(tmp_path)
+    foreign_checkpoint(tmp_path / "ckpt")
+    (tmp_path / "ckpt" / MARKER_FILE).write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(NoResumePoint, match="system"):
+        job.engine(1, resume_from=str(tmp_path / "ckpt")).restore(make_state())
+    assert not (tmp_path / "evil").exists()
+
+
+# Store ------------------------------------------------------------------------------------------------------
+
+
+def test_another_jobs_store_needs_adopt(job: Job) -> None:
+    """Named owner and fix; adopted, the chain goes on, and the former owner's next save is refused."""
+    former = start(job, 1, 10)
+    heir = Job(job.root, job="local/heir", uid="heir")
+    with pytest.raises(StoreOwnership, match=r"local/job.*adopt: true"):
+        heir.engine(1)
+    engine = heir.engine(1, adopt=True)
+    with pytest.raises(Superseded, match="adopted"):
+        save(former, 20)
+    assert engine.restore(make_state()).step == 10  # type: ignore[union-attr]
+
+
+def test_a_job_made_anew_under_its_name_goes_on(job: Job) -> None:
+    """Same namespace and name, another uid and attempts from 1: the store is found again."""
+    start(job, 9, 10)
+    report = Job(job.root, uid="second life").engine(1).restore(make_state())
+    assert report is not None
+    assert (report.step, report.record) == (10, 2)
+
+
+def test_volume_lost_while_training(job: Job) -> None:
+    """store.json is checked at each save: nothing is written under the mount point, training goes on."""
+    engine = start(job, 1, 10)
+    job.root.rename(job.root.with_name("unmounted"))
+    job.root.mkdir()
+    report = save(engine, 20)
+    assert not report.ok
+    assert "mounted" in report.message
+    assert not list(job.root.iterdir())
+    job.root.rmdir()
+    assert not save(engine, 30).ok
+    assert not job.root.exists()
+    job.root.with_name("unmounted").rename(job.root)
+    assert save(engine, 40).ok
+
+
+def test_another_volume_in_its_place(job: Job) -> None:
+    """Another store under the same path gets nothing of ours."""
+    engine = start(job, 1, 10)
+    job.store.put("store.json", seal(StoreIdentity("another", job.job)))
+    report = save(engine, 20)
+    assert not report.ok
+    assert "another volume" in report.message
+
+
+def test_records_without_identity_are_refused(job: Job) -> None:
+    """A store that lost its store.json is not given a new one over its records."""
+    start(job, 1, 10)
+    (job.root / "store.json").unlink()
+    with pytest.raises(StorageUnavailable, match=r"records but no store\.json"):
+        job.engine(2)
+
+
+def test_a_file_system_without_create_only_is_refused(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Preflight proves that a second create is refused, since everything else rests on it."""
+    monkeypatch.setattr(LocalStore, "create", LocalStore.put)
+    with pytest.raises(StoreMisconfigured, match="created twice"):
+        job.engine(1)
+
+
+def test_a_directory_that_can_not_be_written(tmp_path: Path) -> None:
+    """A user error before the first step, with the path."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreMisconfigured, match=r"file/store can't be written") as caught:
+        Job(tmp_path / "file" / "store").engine(1)
+    assert caught.value.exit_code == exitcodes.USER_ERROR
+
+
+# Saves ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", ["shard", "manifest", "marker"])
+def test_a_failed_write_leaves_no_checkpoint(job: Job, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    """An error at any point: reported, warned of, nothing left; the same step can be saved afterwards."""
+    engine = start(job, 1, 10)
+    real_create, real_fsync = LocalStore.create, os.fsync
+
+    def create(self: LocalStore, name: str, data: bytes) -> None:
+        if {"manifest": "manifest.json", "marker": MARKER_FILE}.get(at) == name.rpartition("/")[2]:
+            raise StorageUnavailable("No space left on device")
+        real_create(self, name, data)
+
+    def fsync(descriptor: int) -> None:
+        if at == "shard" and os.readlink(f"/proc/self/fd/{descriptor}").endswith(".distcp"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real_fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "create", create)
+        patch.setattr(os, "fsync", fsync)
+        report = save(engine, 20)
+        assert not report.ok
+        assert "No space left on device" in report.message
+        assert not save(engine, 20).ok
+    assert sorted(path.name for path in job.root.glob("step-*")) == ["step-00000010.1"]
+    assert "2 in a row" in job.warnings[-1]
+    assert save(engine, 20).ok
+    assert job.engine(2).restore(make_state()).step == 20  # type: ignore[union-attr]
+
+
+def test_a_directory_is_never_written_twice(job: Job) -> None:
+    """What lies there already is not touched; the save fails instead."""
+    engine = start(job, 1, 10)
+    (job.root / "step-00000020.1").mkdir()
+    (job.root / "step-00000020.1" / "__0_0.distcp").write_bytes(b"somebody's")
+    report = save(engine, 20)
+    assert not report.ok
+    assert (job.root / "step-00000020.1" / "__0_0.distcp").read_bytes() == b"somebody's"
+
+
+def test_saving_the_same_step_twice_commits_once(job: Job) -> None:
+    """A drain right after an interval's save has nothing to do."""
+    engine = start(job, 1)
+    assert save(engine, 10) == save(engine, 10)
+    assert engine.wait() == engine.close()
+
+
+def test_a_newer_attempt_appears_while_we_write(job: Job) -> None:
+    """It is looked for again right before the marker: no commit behind its back."""
+    engine = start(job, 1, 10)
+
+    class Sly(nn.Linear):
+        def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+            start(Job(job.root), 2)
+            return super().state_dict(*args, **kwargs)
+
+    model = Sly(3, 2)
+    with pytest.raises(Superseded):
+        save(engine, 20, TrainingState({"model": model}))
+    assert not (job.root / "step-00000020.1" / MARKER_FILE).exists()
+
+
+def test_retention_after_a_commit(job: Job) -> None:
+    """Keeps the last K, every N steps and what is pinned; markers go first."""
+    engine = start(job, 1, 5, 10, 15, keep_last=2, keep_every_steps=10)
+    pin(job.store, "reader", Pin("step-00000010.1", "eval", until=2e10))
+    for step in (20, 25, 30, 35):
+        save(engine, step)
+    assert job.resume_points == [f"step-000000{step}.1" for step in (35, 30, 20, 10)]
+
+
+def test_retention_never_ends_training(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that can't be deleted is warned of; what was deleted in part no longer looks whole."""
+    engine = start(job, 1, 5, 10, keep_last=2)
+
+    def denied(self: LocalStore, name: str) -> None:
+        raise StorageUnavailable("Permission denied")
+
+    monkeypatch.setattr(LocalStore, "delete_tree", denied)
+    assert save(engine, 15).ok
+    assert "Permission denied" in job.warnings[-1]
+    assert job.resume_points == ["step-00000015.1", "step-00000010.1"]
+
+
+def test_a_record_that_somebody_else_made_with_our_number(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused and not ours: superseded, whoever it was."""
+    engine = job.engine(1)
+
+    def refuse(self: LocalStore, name: str, data: bytes) -> None:
+        raise StoreExists(name)
+
+    monkeypatch.setattr(LocalStore, "create", refuse)
+    with pytest.raises(Superseded, match="another attempt"):
+        engine.restore(make_state())
+
+
+# Mismatches -------------------------------------------------------------------------------------------------
+
+
+class Renamed(nn.Module):
+    def __init__(self, make: Callable[[], dict[str, nn.Module]]) -> None:
+        super().__init__()
+        for name, module in make().items():
+            self.add_module(name, module)
+
+
+def test_mismatch_lists_everything_and_changes_nothing(job: Job) -> None:
+    """All missing, unexpected and mis-shaped keys with the likely rename in one message, model untouched."""
+    old = Renamed(
+        lambda: {"encoder": nn.Linear(4, 4), "classifier": nn.Linear(4, 3), "same": nn.Linear(2, 2)}
+    )
+    engine = job.engine(1)
+    was = TrainingState({"model": old}, {"optimizer": torch.optim.AdamW(old.parameters())})
+    engine.restore(was)
+    engine.save(was, step=1, samples=1, shared={}, per_rank={})
+
+    new = Renamed(lambda: {"encoder": nn.Linear(4, 5), "clasifier": nn.Linear(4, 3), "same": nn.Linear(2, 2)})
+    before = {key: value.clone() for key, value in new.state_dict().items()}
+    now = TrainingState(
+        {"model": new, "ema": nn.Linear(1, 1)}, {"optimizer": torch.optim.SGD(new.parameters(), lr=0.1)}
+    )
+    with pytest.raises(StateMismatch) as caught:
+        job.engine(2).restore(now)
+    text = str(caught.value)
+    assert "optimizer 'optimizer' was torch.optim.adamw.AdamW, is torch.optim.sgd.SGD" in text
+    assert "model.clasifier.weight [3, 4]  (likely saved as model.classifier.weight)" in text
+    assert "model.encoder.weight: saved [4, 4], now [5, 4]" in text
+    assert "model.encoder.bias: saved [4], now [5]" in text
+    for key in ("ema.weight", "ema.bias", "model.classifier.bias", "optimizer: parameter clasifier.weight"):
+        assert key in text
+    assert "same" not in text
+    assert caught.value.exit_code == exitcodes.USER_ERROR
+    assert all(torch.equal(value, before[key]) for key, value in new.state_dict().items())
+    assert len(job.store.entries("records")) == 1
