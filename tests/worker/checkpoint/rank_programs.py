@@ -237,7 +237,7 @@ def full_disk_run(rank: int, world_size: int, group: Any, root: str, ballast: st
 
 @contextmanager
 def _no_room(rank: int, ballast: str | None) -> Iterator[None]:
-    """Fill the disk that ``ballast`` is on; None: forbid large files instead, which needs no disk of our own."""
+    """Fill the disk that ``ballast`` is on; None: forbid large files instead, without a disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if ballast is None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
