@@ -64,14 +64,14 @@ def plan_step(start: int, stop: int, rank: int, world_size: int, micro_batch_siz
     """This rank's micro-batches of the global batch at positions ``start .. stop - 1``."""
     count = micro_batch_count(stop - start, world_size, micro_batch_size)
     share_start, share_stop = cut(stop - start, world_size, rank)
-    pieces = []
-    for number in range(count):
-        first, last = cut(share_stop - share_start, count, number)
-        if first == last:
-            pieces.append(Piece(start, start + 1, 0))
-        else:
-            begin = start + share_start
-            pieces.append(Piece(begin + first, begin + last, last - first))
+    share = share_stop - share_start
+    full = min(count, share)
+    bounds = [cut(share, full, number) for number in range(full)]
+    begin = start + share_start
+    pieces = [Piece(begin + first, begin + last, last - first) for first, last in bounds]
+    pieces += [Piece(start, start + 1, 0)] * (
+        count - full
+    )  # last, so that an iterable has a sample to repeat
     return StepPlan(start, stop, tuple(pieces))
 
 
