@@ -38,7 +38,7 @@ demo: $(STAMP)  ## Train a small GPT through a kill, a preemption, a hang and a 
 test: $(STAMP)  ## All tests but the soak
 	$(PY) -m pytest -q $(ARGS)
 
-test-fast: $(STAMP)  ## Tests that need no torch and start no training
+test-fast: $(STAMP)  ## Tests that need neither torch nor whole runs
 	$(PY) -m pytest -q -m "not torch and not e2e and not soak and not bench" $(ARGS)
 
 check: $(STAMP)  ## Lint, format, types, import layers, Python 3.9 syntax of contract and agent

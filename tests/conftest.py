@@ -11,8 +11,23 @@ NEEDS_TORCH = re.compile(r"^\s*(import|from) torch\b", re.MULTILINE)
 
 
 @cache
+def _fakes_with_torch() -> frozenset[str]:
+    """Names of what in fakes/ loads torch, by itself or through another of them."""
+    texts = {path.stem: path.read_text() for path in (TESTS / "fakes").glob("*.py")}
+    found = {name for name, text in texts.items() if NEEDS_TORCH.search(text)}
+    while more := {name for name, text in texts.items() if name not in found and _mentions(text, found)}:
+        found |= more
+    return frozenset(found)
+
+
+def _mentions(text: str, names: set[str] | frozenset[str]) -> bool:
+    return any(re.search(rf"\b{name}\b", text) for name in names)
+
+
+@cache
 def _needs_torch(path: Path) -> bool:
-    return bool(NEEDS_TORCH.search(path.read_text()))
+    text = path.read_text()
+    return bool(NEEDS_TORCH.search(text)) or _mentions(text, _fakes_with_torch())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

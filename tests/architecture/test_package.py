@@ -16,6 +16,7 @@ def _run(*command: str | Path, cwd: Path) -> str:
     return result.stdout
 
 
+@pytest.mark.e2e
 @pytest.mark.timeout(600)
 def test_wheel_installs_and_runs_without_torch(tmp_path: Path) -> None:
     """A fresh environment with only the wheel has both packages and a working `rtj`, and no torch."""
