@@ -213,7 +213,8 @@ class JobSpec(Model):
         if not command:
             raise SpecError(
                 "spec.template.spec.containers[].command",
-                "the worker container must set command: an image's own ENTRYPOINT is lost when the agent is put in front",
+                "the worker container must set command: "
+                "an image's own ENTRYPOINT is lost when the agent is put in front",
             )
         return tuple(str(word) for word in [*command, *container.get("args", [])])
 
@@ -322,6 +323,7 @@ class AttemptStatus(StatusModel):
     first_step_at: float | None = None
     start_step: int = 0
     start_samples: int = 0
+    restored: bool = False  # it has said where it starts
     draining_since: float | None = None
     drain_cause: str | None = None  # a planned cause, or "preempted"
     drain_reason: str = ""
@@ -355,7 +357,8 @@ class Interruption(StatusModel):
     detect_seconds: float = 0.0  # last evidence of progress until declared
     recover_seconds: float | None = None  # declared until the next attempt's first step
     rework_steps: int = 0
-    rework_seconds: float = 0.0
+    restored: bool = True  # its attempt had said where it starts
+    resumed_step: int | None = None  # where the next one resumed; until then rework_steps is not known
     size_before: int = 0
     size_after: int | None = None
 

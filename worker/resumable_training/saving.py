@@ -191,6 +191,7 @@ class Saver:
         self._engine.preflight()
         report = self._engine.restore(self._state)
         if report is None:
+            session.report(rankwire.RESTORED, step=0, samples=0, checkpoint="", seconds=0.0)
             return
         session.step, session.samples = report.step, report.samples
         self.last_step = report.step

@@ -49,7 +49,6 @@ class Ending(Model):
     detect_seconds: float
     recover_seconds: float | None
     rework_steps: int
-    rework_seconds: float
     worker: str
     rank: int | None
     exit_code: int | None
@@ -179,7 +178,6 @@ def ending(item: Interruption, status: JobStatus) -> Ending:
         detect_seconds=item.detect_seconds,
         recover_seconds=item.recover_seconds,
         rework_steps=item.rework_steps,
-        rework_seconds=item.rework_seconds,
         worker=item.worker,
         rank=item.rank,
         exit_code=item.code,

@@ -1,4 +1,7 @@
-"""What a decision asks for. Every action is level-triggered: doing it twice, or again after a crash, is harmless."""
+"""What a decision asks for.
+
+Every action is level-triggered: doing it twice, or again after a crash, is harmless.
+"""
 
 from __future__ import annotations
 

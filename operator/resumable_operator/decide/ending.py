@@ -41,6 +41,7 @@ def step(draft: Draft) -> None:
     attempt = draft.attempt
     since = attempt.ending_since if attempt.ending_since is not None else draft.now
     lost = lost_members(draft)
+    hung = any(item.cause == "hang" for item in attempt.evidence)  # whom did the others wait for, and where?
     open_members = [
         member
         for member in attempt.members
@@ -48,7 +49,7 @@ def step(draft: Draft) -> None:
     ]
     for member in open_members:
         if _may_run(draft, member.worker):
-            send_stop(draft, member.worker, attempt.number, "the attempt has ended")
+            send_stop(draft, member.worker, attempt.number, "the attempt has ended", with_stacks=hung)
     running = [member for member in open_members if _may_run(draft, member.worker)]
     waits = []
     if running:
@@ -121,6 +122,7 @@ def _record(draft: Draft, verdict: Verdict) -> None:
         tail=witness.tail if witness else (),
         at=at,
         detect_seconds=detected,
+        restored=attempt.restored,
         size_before=len(attempt.members),
     )
     append(draft, ending)

@@ -93,15 +93,22 @@ def _severity(item: Evidence) -> int:
 
 
 def add_evidence(known: tuple[Evidence, ...], new: Evidence) -> tuple[Evidence, ...]:
-    """Keep each witness once, and the first few, so that status stays small."""
-    same = any((old.cause, old.worker, old.rank) == (new.cause, new.worker, new.rank) for old in known)
-    if same:
+    """Keep each witness once, and the first few, so that status stays small.
+
+    One that spoke of a consequence first and of a cause later is kept as the cause.
+    """
+    same = [old for old in known if _who(old) == _who(new)]
+    if same and (same[0].primary or not new.primary):
         return known
-    kept = (*known, new)
+    kept = (*(old for old in known if old not in same), new)
     if len(kept) <= _KEPT_EVIDENCE:
         return kept
     weakest = max(kept, key=lambda item: (not item.primary, _severity(item), item.at))
     return tuple(item for item in kept if item is not weakest)
+
+
+def _who(item: Evidence) -> tuple[str, str, int | None]:
+    return item.cause, item.worker, item.rank
 
 
 def of_rank_exit(exit_: RankExit, worker: str, at: float) -> Evidence | None:

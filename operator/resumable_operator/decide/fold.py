@@ -104,16 +104,17 @@ def _progress_of_rank_zero(draft: Draft, report: ProgressReport, settled_at: flo
         at_ms = ledger.milliseconds(settled_at)
         folded = ledger.fold_progress(draft.status.ledger, report, draft.attempt.number, at_ms)
         draft.set(ledger=folded)
-    draft.set(uses_library=report.uses_library)
+    draft.set(uses_library=report.uses_library or draft.status.uses_library is True)
     if not report.uses_library:
         recovered(draft, settled_at)  # it tells no steps: running is all that can be seen
     if report.phase not in _BEFORE_RESTORED:
+        if not draft.attempt.restored:  # a script that has no checkpoints never says where it starts
+            _begins_at(draft, report.step, report.samples)
         draft.set(step=report.step, samples=report.samples)
     if report.step_seconds > 0:
         draft.set(step_seconds=report.step_seconds)
     if report.loss is not None:
         draft.set(loss=report.loss)
-    credit_rework(draft, report.rework_steps, report.phase_ms.get("rework", 0) / 1000)
     if _did_a_step(draft, report):
         recovered(draft, settled_at)
 
@@ -129,14 +130,20 @@ def _connected(draft: Draft, _timed: TimedEvent) -> None:
     draft.set(uses_library=True)
 
 
+def _begins_at(draft: Draft, step: int, samples: int) -> None:
+    """The attempt builds on this step: what was done beyond it before is lost."""
+    credit_rework(draft, step)
+    draft.set(step=step, samples=samples)
+    draft.set_attempt(start_step=step, start_samples=samples, restored=True)
+
+
 # ---- checkpoints -------------------------------------------------------------------------------------
 
 
 def _restored(draft: Draft, timed: TimedEvent) -> None:
     data = timed.event.data
     step, samples = int(data.get("step", 0)), int(data.get("samples", 0))
-    draft.set(step=step, samples=samples)
-    draft.set_attempt(start_step=step, start_samples=samples)
+    _begins_at(draft, step, samples)
     wanted = draft.spec.checkpoint.resume_from
     if wanted is not None and wanted != draft.status.resumed_from:
         draft.set(resumed_from=wanted)

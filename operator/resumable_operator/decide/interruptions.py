@@ -38,15 +38,20 @@ def recovered(draft: Draft, at: float) -> None:
         _complete(draft, {"recover_seconds": max(0.0, at - ended_at)}, missing="recover_seconds", at=ended_at)
 
 
-def credit_rework(draft: Draft, steps: int, seconds: float) -> None:
-    """What this attempt does again was lost by the ending before it: over all endings, counted once."""
-    endings = draft.status.interruptions
-    if not endings or endings[-1].attempt >= draft.attempt.number:
-        return
-    last = endings[-1]
-    if steps > last.rework_steps or seconds > last.rework_seconds:
-        changed = {"rework_steps": steps, "rework_seconds": seconds}
-        _replace(draft, (*endings[:-1], last.model_copy(update=changed)))
+def credit_rework(draft: Draft, resumed_step: int) -> None:
+    """The attempt resumes at ``resumed_step``: what was done beyond it before has been lost.
+
+    Charged to the ending that lost it, not to the attempt that does it again: an attempt that is drained
+    while it redoes another's steps loses nothing itself. Over all endings every lost step is counted once.
+    """
+    lost = max(0, draft.status.step - resumed_step)
+    settled = []
+    for ending in draft.status.interruptions:
+        if ending.resumed_step is None and ending.attempt < draft.attempt.number:
+            steps = lost if ending.restored else 0  # an attempt that had not begun took nothing along
+            ending = ending.model_copy(update={"resumed_step": resumed_step, "rework_steps": steps})
+        settled.append(ending)
+    _replace(draft, tuple(settled))
 
 
 def _complete(draft: Draft, changes: dict[str, float], missing: str, at: float | None = None) -> None:

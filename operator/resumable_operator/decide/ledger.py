@@ -24,6 +24,7 @@ RESIZING = "resizing"
 DETECTING = "detecting"
 PRODUCTIVE = "productive"
 REWORK = "rework"
+CHECKPOINTING = "checkpointing"
 RUNNING_OPAQUE = "running_opaque"
 UNACCOUNTED = "unaccounted"
 
@@ -163,7 +164,7 @@ def _named(amounts: dict[str, int], control_phase: str) -> dict[str, int]:
     """From a rank's phases to the ledger's."""
     named: dict[str, int] = {}
     for phase, amount in amounts.items():
-        name = {"setup": control_phase, "closing": "checkpointing"}.get(phase, phase)
+        name = {"setup": control_phase, "closing": CHECKPOINTING}.get(phase, phase)
         name = name if name in LEDGER_PHASES else UNACCOUNTED
         named[name] = named.get(name, 0) + amount
     return named

@@ -14,8 +14,8 @@ from resumable_training.contract.assignment import (
 )
 
 
-def send_stop(draft: Draft, worker: str, attempt: int, reason: str) -> None:
-    draft.act(SendRequest(worker, Request(REQUEST_STOP, attempt, reason)))
+def send_stop(draft: Draft, worker: str, attempt: int, reason: str, with_stacks: bool = False) -> None:
+    draft.act(SendRequest(worker, Request(REQUEST_STOP, attempt, reason, with_stacks=with_stacks)))
 
 
 def send_drain(draft: Draft, worker: str, seconds: float) -> None:

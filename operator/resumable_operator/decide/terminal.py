@@ -33,11 +33,17 @@ def fail(draft: Draft, failure_class: Literal["user", "budget", "deadline"], mes
 
 
 def _finish(draft: Draft, phase: Literal["Succeeded", "Failed"], message: str) -> None:
-    settled = ledger.settle(draft.status.ledger, draft.status.ledger.open_phase, draft.now_ms)
+    settled = ledger.settle(draft.status.ledger, _last_phase(draft, phase), draft.now_ms)
     draft.set_attempt(state="ended")
     draft.set(phase=phase, reason=message, finished_at=draft.now, size=0, ledger=settled, backoff_until=None)
     draft.note(message)
     draft.reserve()
+
+
+def _last_phase(draft: Draft, phase: Literal["Succeeded", "Failed"]) -> str:
+    """Where time since the last report goes. Ranks that all returned 0 were closing: part of saving."""
+    reported = draft.status.ledger.open_phase == ledger.UNACCOUNTED
+    return ledger.CHECKPOINTING if phase == "Succeeded" and reported else draft.status.ledger.open_phase
 
 
 def clean_up(draft: Draft) -> None:

@@ -41,7 +41,6 @@ LOST = Interruption(
     detect_seconds=0.4,
     recover_seconds=5.6,
     rework_steps=4,
-    rework_seconds=1.5,
     size_before=3,
     size_after=2,
 )

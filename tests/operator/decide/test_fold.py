@@ -122,19 +122,41 @@ def test_first_step_completes_the_interruption() -> None:
     assert after.restart_seconds == 8.0  # half of the prior 10, half of the measured 6
 
 
-def test_rework_is_counted_once_over_two_interruptions() -> None:
-    """Two endings before the old mark is passed: what each attempt repeats is its predecessor's loss."""
-    endings = (Interruption(attempt=1, cause="crash", at=98.0, rework_steps=4, rework_seconds=2.0),)
-    status = BASE.model_copy(update={"interruptions": endings})
-    first = fold([progress(1, 5, phase="rework", phase_ms={"rework": 3000}, rework_steps=7)], status).status
-    assert (first.interruptions[0].rework_steps, first.interruptions[0].rework_seconds) == (7, 3.0)
-    later = (*first.interruptions, Interruption(attempt=2, cause="hang", at=111.0))
-    third = BASE.attempt.model_copy(update={"number": 3})
-    status = first.model_copy(update={"interruptions": later, "attempt": third, "cursors": {}})
-    second = fold(
-        [progress(1, 9, attempt=3, phase="rework", phase_ms={"rework": 500}, rework_steps=2)], status
-    ).status
-    assert [ending.rework_steps for ending in second.interruptions] == [7, 2]
+def _resumes(step: int, attempt: int) -> TimedEvent:
+    return event(events.RESTORED, 1, 120.0, attempt=attempt, step=step, samples=step * 8, checkpoint="c")
+
+
+def test_lost_steps_are_charged_to_the_ending_that_lost_them() -> None:
+    """Killed at 33, back to 20, drained at 28, back to 28: the drain lost nothing, the kill 13 steps."""
+    killed = Interruption(attempt=1, cause="crash", at=98.0)
+    status = BASE.model_copy(update={"interruptions": (killed,), "step": 33})
+    second = fold([_resumes(20, 2)], status).status
+    assert [ending.rework_steps for ending in second.interruptions] == [13]
+    drained = Interruption(attempt=2, cause="preempted", at=111.0)
+    third = BASE.attempt.model_copy(update={"number": 3, "restored": False})
+    both = (*second.interruptions, drained)
+    status = second.model_copy(update={"interruptions": both, "attempt": third, "cursors": {}, "step": 28})
+    assert [ending.rework_steps for ending in fold([_resumes(28, 3)], status).status.interruptions] == [13, 0]
+
+
+def test_an_attempt_that_never_began_lost_nothing() -> None:
+    """Killed at 33, the next one dies while it loads, the third resumes at 20: 13 steps, once."""
+    endings = (
+        Interruption(attempt=1, cause="crash", at=98.0),
+        Interruption(attempt=2, cause="crash", at=99.0, restored=False),
+    )
+    third = BASE.attempt.model_copy(update={"number": 3, "restored": False})
+    status = BASE.model_copy(update={"interruptions": endings, "attempt": third, "step": 33})
+    assert [ending.rework_steps for ending in fold([_resumes(20, 3)], status).status.interruptions] == [13, 0]
+
+
+def test_without_checkpoints_the_first_report_says_where_it_starts() -> None:
+    """A script that never restores begins again from nothing: all it had done is lost."""
+    status = BASE.model_copy(
+        update={"interruptions": (Interruption(attempt=1, cause="crash", at=98.0),), "step": 9}
+    )
+    after = fold([progress(1, 0, phase="warmup", phase_ms={"setup": 5})], status).status
+    assert after.interruptions[0].rework_steps == 9
 
 
 def test_a_fallback_is_said() -> None:
