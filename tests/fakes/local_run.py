@@ -147,7 +147,9 @@ class LocalRun:
 
 def rtj(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run ``rtj`` to its end."""
-    return subprocess.run([*RTJ, *arguments], capture_output=True, text=True, timeout=PATIENCE_SECONDS, cwd=cwd)
+    return subprocess.run(
+        [*RTJ, *arguments], capture_output=True, text=True, timeout=PATIENCE_SECONDS, cwd=cwd
+    )
 
 
 def _carriers(mark: str) -> Iterator[int]:
