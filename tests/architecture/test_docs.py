@@ -7,9 +7,11 @@ from pathlib import Path
 
 import click
 import pytest
+from pydantic import BaseModel
 
 from resumable_operator.cli import exitcodes as shell_codes
 from resumable_operator.cli.main import cli
+from resumable_operator.model import JobSpec
 from resumable_training.contract import exitcodes, metrics
 
 ROOT = Path(__file__).parents[2]
@@ -152,3 +154,37 @@ def test_shell_exit_codes_are_documented() -> None:
     assert [
         code for code in shell_codes.MEANING if not re.search(rf"^\| `{code}` ", text, re.MULTILINE)
     ] == []
+
+
+def _leaves(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, object]]:
+    """Every field of a spec that holds a value, by its YAML path, with its default."""
+    for field in model.model_fields.values():
+        kinds = (field.annotation, *getattr(field.annotation, "__args__", ()))
+        inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if not inner or isinstance(field.default, str):
+            yield f"{path}{field.alias}", field.default
+        else:
+            yield from _leaves(inner[0], f"{path}{field.alias}.")
+
+
+def test_every_field_of_the_spec_is_documented() -> None:
+    """docs/job.md has each field of the spec, with its default where that is a plain value."""
+    table = (ROOT / "docs" / "job.md").read_text().split("| changed while it runs")[0]
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \|", table, re.MULTILINE)
+    documented: dict[str, str] = {}
+    for names, default in rows:
+        first, *others = re.findall(r"`([^`]+)`", names)
+        documented[first] = default
+        documented |= {first.rpartition(".")[0] + other: default for other in others if other[0] == "."}
+    fields = dict(_leaves(JobSpec))
+    assert sorted(set(fields) - set(documented)) == []
+    wrong = {
+        name: default
+        for name, default in fields.items()
+        if isinstance(default, bool | int | float) and f"`{_yaml(default)}`" not in documented[name]
+    }
+    assert wrong == {}
+
+
+def _yaml(value: float) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
