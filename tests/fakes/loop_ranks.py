@@ -71,6 +71,12 @@ class FakeAgent:
             else:
                 self._rank.sendall(line)
 
+    def close_rank(self) -> None:
+        """The agent dies, as the rank sees it."""
+        eventually(lambda: self._rank is not None)
+        assert self._rank is not None
+        self._rank.shutdown(socket.SHUT_RDWR)
+
     def kinds(self, kind: str) -> list[dict[str, Any]]:
         return [message for message in self.messages if message["kind"] == kind]
 
@@ -98,7 +104,7 @@ class FakeAgent:
 
 
 class Ranks:
-    """One attempt of ``world_size`` ranks on this machine."""
+    """One attempt of ``world_size`` ranks on this machine; those in ``absent`` are never started."""
 
     def __init__(
         self,
@@ -111,6 +117,7 @@ class Ranks:
         environment: dict[str, str],
         sockets: Path | None,
         port: int,
+        absent: tuple[int, ...] = (),
     ) -> None:
         self.directory = directory / f"attempt-{attempt}"
         self.directory.mkdir()
@@ -119,7 +126,7 @@ class Ranks:
         self.agents: list[FakeAgent] = []
         self.pages: list[Path] = []
         self.pids = []
-        for rank in range(world_size):
+        for rank in sorted(set(range(world_size)) - set(absent)):
             rank_environment = {**environment, **torchrun_environment(rank, world_size, attempt, port)}
             if sockets is not None:
                 rank_environment |= self._supervised(rank, attempt, sockets)

@@ -27,38 +27,41 @@ def main() -> None:
     importlib.import_module("loop_scenarios")
     importlib.import_module("resumable_training.run")
     importlib.import_module("resumable_training.checkpoint.engine")
-    children: set[int] = set()
+    children: dict[int, int | None] = {}  # pid -> exit code, None while it runs
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         command = json.loads(line)
         print(json.dumps(answer(command, children)), flush=True)
-    for pid in children:
-        os.kill(pid, signal.SIGKILL)
+    for pid, code in children.items():
+        if code is None:
+            os.kill(pid, signal.SIGKILL)
 
 
-def answer(command: dict, children: set[int]) -> dict:
+def answer(command: dict, children: dict[int, int | None]) -> dict:
     if command["do"] == "start":
         pid = os.fork()
         if pid == 0:
             become_rank(command)
-        children.add(pid)
+        children[pid] = None
         return {"pid": pid}
     if command["do"] == "kill":
-        os.kill(command["pid"], command["signal"])
+        if wait(command["pid"], 0, children) is None:
+            os.kill(command["pid"], command["signal"])
         return {}
     return {"code": wait(command["pid"], command["seconds"], children)}
 
 
-def wait(pid: int, seconds: float, children: set[int]) -> int | None:
+def wait(pid: int, seconds: float, children: dict[int, int | None]) -> int | None:
     deadline = time.monotonic() + seconds
-    while True:
+    while children[pid] is None:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
-            children.discard(pid)
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline:
+            children[pid] = os.waitstatus_to_exitcode(status)
+        elif time.monotonic() > deadline:
             return None
-        time.sleep(0.005)
+        else:
+            time.sleep(0.005)
+    return children[pid]
 
 
 def become_rank(command: dict) -> None:

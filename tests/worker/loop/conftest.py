@@ -34,6 +34,7 @@ def start_ranks(nursery: Nursery, tmp_path: Path) -> Iterator[Callable[..., Rank
             config: str | None = None,
             environment: dict[str, str] | None = None,
             port: int | None = None,
+            absent: tuple[int, ...] = (),
             **options: Any,
         ) -> Ranks:
             variables = dict(environment or {})
@@ -51,6 +52,7 @@ def start_ranks(nursery: Nursery, tmp_path: Path) -> Iterator[Callable[..., Rank
                 variables,
                 Path(sockets) if supervised else None,
                 port or free_port(),
+                absent,
             )
             started.append(ranks)
             return ranks
