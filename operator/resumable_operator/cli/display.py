@@ -45,10 +45,16 @@ def row(status: JobStatus, now: float) -> Row:
         "step": status.step,
         "loss": status.loss,
         "checkpoint": status.checkpoint.name if status.checkpoint else None,
-        "phase": status.phase,
+        "phase": _phase(status),
         "reason": status.reason.partition("\n")[0],
         "goodput": _goodput(status, now) if started else None,
     }
+
+
+def _phase(status: JobStatus) -> str:
+    """The job's phase; ``Starting`` while ranks of a running attempt have not done a step yet."""
+    waits = status.phase == "Running" and status.attempt.first_step_at is None
+    return "Starting" if waits and status.uses_library is not False else status.phase
 
 
 def _goodput(status: JobStatus, now: float) -> float | None:
@@ -181,6 +187,8 @@ class Display:
         self._rows[new["attempt"]] = new
         for attempt in sorted(self._rows)[:-ATTEMPTS_SHOWN]:
             del self._rows[attempt]
+        if new["attempt"]:
+            self._rows.pop(0, None)  # the time before the first attempt
         rows = [ended(old, status) for old in self._rows.values()]
         note = Text(f"{new['age_seconds']:.1f} s  {new['reason']}", overflow="ellipsis", no_wrap=True)
         live.update(Group(table(rows, self._console.width), note), refresh=True)

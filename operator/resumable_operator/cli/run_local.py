@@ -124,6 +124,8 @@ class LocalRun:
                 return previous
             if previous.status.phase == "Failed":
                 previous = store.write_status(previous, reopened(previous.status))
+            elif previous.status.phase != "Suspended":
+                previous = store.write_status(previous, after_a_kill(previous.status, self._clock.now()))
             self._messages.append(
                 f"continuing {files.root}: {previous.status.attempt.number} attempts so far"
             )
@@ -254,6 +256,15 @@ def check_fresh(spec: JobSpec, root: Path) -> None:
             f"--fresh does not touch {store}, and the job would go on from the checkpoints there: "
             "empty it, or give another --checkpoint-dir"
         )
+
+
+def after_a_kill(status: JobStatus, now: float) -> JobStatus:
+    """Nothing ran between the last status of a killed ``rtj run`` and ``now``: nobody wanted it to.
+
+    That time is ``suspended``, not time spent on detecting a failure.
+    """
+    settled = ledger.settle(status.ledger, ledger.SUSPENDED, ledger.milliseconds(now))
+    return status.model_copy(update={"ledger": settled})
 
 
 def reopened(status: JobStatus) -> JobStatus:

@@ -20,7 +20,7 @@ def status(number: int = 2, **changes: object) -> JobStatus:
         size=3,
         step=120,
         loss=2.34567,
-        attempt=AttemptStatus(number=number),
+        attempt=AttemptStatus(number=number, first_step_at=1001.0),
         checkpoint=CheckpointStatus(name="step-00000100.2", step=100, samples=1, at=1003),
         ledger=LedgerStatus(
             started_at=1_000_000, settled_at=1_020_000, phases={"starting": 5000, "productive": 15000}
@@ -221,3 +221,21 @@ def test_a_long_run_keeps_the_table_short() -> None:
     last = file.getvalue()[file.getvalue().rindex("┏") :]
     assert len([line for line in last.splitlines() if line.startswith("│")]) == 8
     assert "100" in last
+
+
+def test_starting_until_the_first_step() -> None:
+    """Ranks that load and warm up are not shown as training; a script that tells no steps just runs."""
+    young = status(attempt=AttemptStatus(number=2))
+    assert row(young, BEGIN)["phase"] == "Starting"
+    assert row(young.model_copy(update={"uses_library": False}), BEGIN)["phase"] == "Running"
+
+
+def test_the_time_before_the_first_attempt_gets_no_row_of_its_own() -> None:
+    """The table shows a line an attempt; the one for "none yet" goes when there is one."""
+    out, file = console(terminal=True)
+    with Display(out, live=True) as display:
+        display.update(status(0, phase="Pending"), BEGIN)
+        assert "Pending" in file.getvalue()
+        file.truncate(0)
+        display.update(status(1), BEGIN + 1)
+        assert "ended" not in file.getvalue()

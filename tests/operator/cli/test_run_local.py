@@ -9,9 +9,9 @@ import pytest
 
 from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.run import failure_tail
-from resumable_operator.cli.run_local import check_continuation, check_fresh, reopened
+from resumable_operator.cli.run_local import after_a_kill, check_continuation, check_fresh, reopened
 from resumable_operator.cli.run_options import Options, Wish, from_options
-from resumable_operator.decide.ledger import open_ledger, settle
+from resumable_operator.decide.ledger import enter, open_ledger, settle
 from resumable_operator.decide.observation import Job
 from resumable_operator.model import (
     AttemptStatus,
@@ -73,6 +73,14 @@ def test_fresh_does_not_go_on_from_checkpoints_elsewhere(tmp_path: Path) -> None
     with pytest.raises(UsageProblem, match="--checkpoint-dir"):
         check_fresh(spec, tmp_path / "run")
     check_fresh(spec, tmp_path)
+
+
+def test_the_time_a_killed_run_was_away_is_nobodys_fault() -> None:
+    """Between the last status and the next start the job was suspended, not looking for a failure."""
+    ledger = enter(settle(open_ledger(1000), "productive", 5000), "unaccounted", 5000)
+    after = after_a_kill(JobStatus(phase="Running", ledger=ledger), 65.0)
+    assert after.ledger.phases == {"productive": 4000, "suspended": 60000}
+    assert (after.phase, after.ledger.open_phase) == ("Running", "unaccounted")
 
 
 def test_failed_job_starts_again() -> None:
