@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from world import World
 
+from resumable_operator.decide.actions import SendRequest
 from resumable_training.contract import exitcodes
 from resumable_training.contract.metrics import INTERRUPTION_CAUSES
 
@@ -100,6 +101,22 @@ def test_a_hang_is_found_and_its_time_is_detection() -> None:
     assert detected is not None
     assert detected.detect_seconds == pytest.approx(2.0, abs=0.3)
     assert world.job.status.ledger.phases["detecting"] == pytest.approx(2000, abs=300)
+
+
+@pytest.mark.parametrize(("fault", "explained"), [("hang", True), ("kill_rank", False)])
+def test_ranks_that_waited_for_a_hang_say_where(fault: str, explained: bool) -> None:
+    """The members that are stopped after a hang write their ranks' stacks first; after a crash they don't."""
+    world = running()
+    getattr(world, fault)("train-2-1")
+    world.run(5.0)
+    stops = [
+        action.request
+        for plan in world.plans
+        for action in plan.actions
+        if isinstance(action, SendRequest) and action.request.kind == "stop"
+    ]
+    assert stops
+    assert {request.with_stacks for request in stops} == {explained}
 
 
 def test_a_user_error_fails_at_once() -> None:

@@ -185,6 +185,18 @@ def test_stacks_on_request(tmp_path: Path) -> None:
         assert agent.state().ranks_alive == 2
 
 
+def test_stop_with_stacks(tmp_path: Path) -> None:
+    """The ranks say where they are, then they are killed; asking twice gives one stack each."""
+    with AgentProcess(tmp_path, LONG) as agent:
+        agent.begin(ranks=2)
+        for rank in (0, 1):
+            agent.wait_event(events.RANK_CONNECTED, where=lambda e, rank=rank: e.data["rank"] == rank)
+        agent.request("stop", with_stacks=True)
+        agent.request("stop", with_stacks=True)
+        assert agent.ended() == events.STOPPED
+        assert sorted(e.data["rank"] for e in agent.events() if e.kind == events.STACKS) == [0, 1]
+
+
 @pytest.mark.parametrize("how", ["kill", "lifeline"])
 def test_an_agent_that_dies_takes_all_with_it(tmp_path: Path, how: str) -> None:
     """SIGKILL to the agent, or the end of its parent: no rank and no child of a rank survives."""

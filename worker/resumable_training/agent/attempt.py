@@ -55,6 +55,7 @@ class Attempt:
         self._reporter: Optional[Reporter] = None
         self._signalled: Optional[Rank] = None  # got SIGTERM as part of a drain
         self._hang_task: "Optional[asyncio.Task[None]]" = None
+        self._last_stacks: "Optional[asyncio.Task[None]]" = None
 
     @property
     def number(self) -> int:
@@ -204,6 +205,14 @@ class Attempt:
         if checkpoint:
             for rank in self.alive:
                 self._link.send(rank.number, rankwire.SETTINGS, checkpoint=to_plain(checkpoint))
+
+    async def stop(self, with_stacks: bool) -> None:
+        """Kill all ranks; before that, once, have them say where they are."""
+        if with_stacks and not self.ending:
+            if self._last_stacks is None:
+                self._last_stacks = asyncio.get_running_loop().create_task(self.dump_stacks())
+            await asyncio.shield(self._last_stacks)
+        self.end(events.STOPPED)
 
     def end(self, outcome: str) -> None:
         """Kill all ranks. The first outcome that is given stays."""

@@ -304,7 +304,7 @@ class Agent:
         elif request.kind == assignment.REQUEST_DRAIN:
             attempt.drain(request.reason or "request", request.seconds or attempt.limits.drain_seconds)
         elif request.kind == assignment.REQUEST_STOP:
-            attempt.end(events.STOPPED)
+            await attempt.stop(request.with_stacks)
         elif request.kind == assignment.REQUEST_SETTINGS:
             attempt.settings(request.limits, request.checkpoint)
         elif request.kind == assignment.REQUEST_STACKS:

@@ -114,6 +114,7 @@ class Request:
     reason: str = ""
     seconds: float = 0.0  # drain: the window; cut-network: how long
     scope: str = "all"  # cut-network: "all", or "operator" (neighbours' heartbeats still answered)
+    with_stacks: bool = False  # stop: first write the ranks' stacks to their logs
     limits: Optional[Limits] = None
     checkpoint: Optional[CheckpointConfig] = None
     contract_version: int = CONTRACT_VERSION
