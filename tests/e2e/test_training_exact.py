@@ -13,9 +13,7 @@ from training_run import TrainingRun, assert_close, assert_same, causes
 NOISY = ("--dropout", "0.1")  # every rank draws its own
 
 
-@pytest.mark.parametrize(
-    ("wrap", "workers"), [("ddp", 1), ("ddp", 2), ("ddp", 3), ("fsdp", 2), ("fsdp", 3)]
-)
+@pytest.mark.parametrize(("wrap", "workers"), [("ddp", 1), ("ddp", 2), ("ddp", 3), ("fsdp", 2), ("fsdp", 3)])
 def test_same_weights_bit_for_bit(
     training: TrainingRun, undisturbed: Callable[..., dict[str, Any]], wrap: str, workers: int
 ) -> None:
@@ -37,7 +35,7 @@ def test_same_weights_bit_for_bit(
 def test_other_sizes_same_samples(
     training: TrainingRun, undisturbed: Callable[..., dict[str, Any]], wrap: str
 ) -> None:
-    """3 workers, 2 after one is killed, 3 again when a machine comes: each sample once, weights nearly equal."""
+    """3 workers, 2 after one is killed, 3 when a machine comes: each sample once, weights nearly equal."""
     killed = Wish(moments.STEP, attempt=1, rank=2, nth=13, action=moments.WAIT)
     machine_comes = Wish(moments.STEP, attempt=2, nth=3, action=moments.WAIT)
     grows = Wish(moments.STEP, attempt=2, nth=14, action=moments.WAIT)  # a checkpoint was made since

@@ -2,7 +2,7 @@
 
 A test puts wishes into the environment (``environment_for``); the training script calls ``arm()`` before
 ``rt.start()``, which wraps the library's own functions, and ``reach()`` at moments of its own. A wish is
-granted once: the rank kills itself, or notes that it is there (a file) and waits until the test lets it go.
+granted once: the rank notes that it is there (a file), and then kills itself or waits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from typing import Any
 
 WISHES = "TINY_WISHES"
 DIRECTORY = "TINY_MOMENTS"
-KILL, WAIT = "kill", "wait"
+KILL = "kill"  # SIGKILL to itself
+WAIT = "wait"  # until the test lets it go
+DRAIN = "drain"  # wait until it knows that it is to drain
 
 # Moments in the order of an attempt.
 RENDEZVOUS = "rendezvous"  # before it says that it is there
@@ -64,9 +66,8 @@ def let_go(directory: Path, wish: Wish) -> None:
 
 
 def half_checkpoints(directory: Path) -> set[str]:
-    """Names of checkpoints that had no marker at a moment when a rank was broken."""
-    path = directory / "half"
-    return set(path.read_text().split()) if path.exists() else set()
+    """Names of checkpoints that had no marker at a moment when a rank was killed."""
+    return {name for path in directory.glob("*.half") for name in path.read_text().split()}
 
 
 _reached: dict[str, int] = {}
@@ -85,19 +86,25 @@ def reach(moment: str) -> None:
 
 
 def _grant(wish: Wish, directory: Path) -> None:
-    _note_half_checkpoints(directory)
+    half = wish.note(directory).with_suffix(".half")
+    half.write_text(" ".join(_half_checkpoints()))
     wish.note(directory).touch()
     if wish.action == KILL:
         os.kill(os.getpid(), signal.SIGKILL)
-    while not wish.note(directory).with_suffix(".go").exists():
+    while not (wish.note(directory).with_suffix(".go").exists() or (wish.action == DRAIN and _drains())):
         time.sleep(0.01)
+    half.unlink()  # it goes on and may complete it
 
 
-def _note_half_checkpoints(directory: Path) -> None:
+def _drains() -> bool:
+    from resumable_training import run
+
+    return bool(run._started[0]._session.agreement.requested)
+
+
+def _half_checkpoints() -> list[str]:
     store = Path(os.environ.get("RESUMABLE_CHECKPOINT_DIR", "/nowhere"))
-    half = [path.name for path in store.glob("step-*") if not (path / ".metadata").exists()]
-    with (directory / "half").open("a") as file:
-        file.write("".join(f"{name}\n" for name in half))
+    return [path.name for path in store.glob("step-*") if not (path / ".metadata").exists()]
 
 
 def arm() -> None:
