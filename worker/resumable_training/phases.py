@@ -85,7 +85,8 @@ class PhaseClock:
             self._settle()
             self._kind = kind
             self._step_ns = 0
-            self._show(kind.phase)
+            if self._phase != kind.phase:  # else the page says so since the last step's end
+                self._show(kind.phase)
 
     def begin_data_wait(self) -> None:
         """Inside a step: what follows is waiting for the loader; in an attempt's first step still warm-up."""

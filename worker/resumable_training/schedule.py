@@ -14,6 +14,7 @@ from resumable_training.contract.assignment import CheckpointConfig
 
 NEVER = 1 << 62
 MEET_SECONDS = 30.0  # settings that changed live take effect within about this time
+_SHORTEST_STEP = 1e-6  # seconds; keeps quotients finite
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def announce(config: CheckpointConfig, measured: Measured, step: int, steps_here
     save_at = _save_at(config, measured, step)
     ahead = max(1, steps_here)
     if measured.step_seconds > 0:
-        ahead = min(ahead, max(1, int(MEET_SECONDS / measured.step_seconds)))
+        ahead = min(ahead, max(1, int(MEET_SECONDS / max(measured.step_seconds, _SHORTEST_STEP))))
     return Announcement(save_at, min(save_at, step + ahead))
 
 
@@ -69,4 +70,4 @@ def _save_at(config: CheckpointConfig, measured: Measured, step: int) -> int:
     seconds = interval_seconds(config, measured)
     assert seconds is not None
     left = seconds - measured.since_save_seconds
-    return step + max(1, round(left / measured.step_seconds))
+    return step + max(1, round(left / max(measured.step_seconds, _SHORTEST_STEP)))

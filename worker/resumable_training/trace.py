@@ -28,14 +28,10 @@ class Trace:
 
     def step(self, number: int, plan: StepPlan, data: Data) -> None:
         """Samples of weight > 0 that this rank put into step ``number``."""
-        positions = [
-            position for piece in plan.pieces if piece.real for position in range(piece.start, piece.stop)
-        ]
-        ids: list[int] | None = []
-        for piece in plan.pieces:
-            if piece.real and ids is not None:
-                part = data.ids(piece.start, piece.stop)
-                ids = None if part is None else ids + part
+        real = [piece for piece in plan.pieces if piece.real]  # a rank's pieces follow one another
+        start = plan.start + (real[0].start if real else 0)
+        stop = plan.start + (real[-1].stop if real else 0)
+        positions, ids = list(range(start, stop)), data.ids(start, stop)
         line = {"step": number, "first_position": plan.start, "positions": positions, "ids": ids}
         self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
         self._file.flush()

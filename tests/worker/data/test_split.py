@@ -18,9 +18,8 @@ def test_shares_are_the_whole_batch_in_order(size: tuple[int, int, int], start: 
     count, world_size, micro = size
     plans = [plan_step(start, start + count, rank, world_size, micro) for rank in range(world_size)]
     real = [piece for plan in plans for piece in plan.pieces if piece.real]
-    assert [position for piece in real for position in range(piece.start, piece.stop)] == list(
-        range(start, start + count)
-    )
+    assert [sample for piece in real for sample in range(piece.start, piece.stop)] == list(range(count))
+    assert {(plan.start, plan.size) for plan in plans} == {(start, count)}
     assert all(piece.real == piece.stop - piece.start <= micro for piece in real)
 
 

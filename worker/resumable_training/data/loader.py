@@ -78,7 +78,7 @@ class _Keys:
     def __iter__(self) -> Iterator[list[Key]]:
         for plan in self._plans():
             for piece in plan.pieces:
-                yield keys_of(self._stream, piece.start, piece.stop)
+                yield keys_of(self._stream, plan.start + piece.start, plan.start + piece.stop)
 
 
 def keys_of(stream: Stream, start: int, stop: int) -> list[Key]:

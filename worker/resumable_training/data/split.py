@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from resumable_training.data.order import Stream
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One micro-batch: positions ``start .. stop - 1``; ``real`` 0: padding, its weight is 0."""
+    """One micro-batch: samples ``start .. stop - 1`` of the global batch; ``real`` 0: padding of weight 0."""
 
     start: int
     stop: int
@@ -24,7 +25,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One global batch as one rank sees it. ``pieces`` has the same length on all ranks."""
+    """The global batch at positions ``start .. stop - 1`` as one rank sees it; as many ``pieces`` on all."""
 
     start: int
     stop: int
@@ -60,19 +61,21 @@ def micro_batch_count(count: int, world_size: int, micro_batch_size: int) -> int
     return -(-largest_share // micro_batch_size)
 
 
-def plan_step(start: int, stop: int, rank: int, world_size: int, micro_batch_size: int) -> StepPlan:
-    """This rank's micro-batches of the global batch at positions ``start .. stop - 1``."""
-    count = micro_batch_count(stop - start, world_size, micro_batch_size)
-    share_start, share_stop = cut(stop - start, world_size, rank)
-    share = share_stop - share_start
-    full = min(count, share)
-    bounds = [cut(share, full, number) for number in range(full)]
-    begin = start + share_start
+@lru_cache(maxsize=64)
+def split_batch(size: int, rank: int, world_size: int, micro_batch_size: int) -> tuple[Piece, ...]:
+    """This rank's micro-batches of a global batch of ``size`` samples."""
+    count = micro_batch_count(size, world_size, micro_batch_size)
+    begin, end = cut(size, world_size, rank)
+    full = min(count, end - begin)
+    bounds = [cut(end - begin, full, number) for number in range(full)]
     pieces = [Piece(begin + first, begin + last, last - first) for first, last in bounds]
-    pieces += [Piece(start, start + 1, 0)] * (
-        count - full
-    )  # last, so that an iterable has a sample to repeat
-    return StepPlan(start, stop, tuple(pieces))
+    pieces += [Piece(0, 1, 0)] * (count - full)  # last, so that an iterable has a sample to repeat
+    return tuple(pieces)
+
+
+def plan_step(start: int, stop: int, rank: int, world_size: int, micro_batch_size: int) -> StepPlan:
+    """This rank's part of the global batch at positions ``start .. stop - 1``."""
+    return StepPlan(start, stop, split_batch(stop - start, rank, world_size, micro_batch_size))
 
 
 def plan_steps(
