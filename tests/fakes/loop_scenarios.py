@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import resumable_training as rt
@@ -149,14 +150,18 @@ def evaluation(run: rt.Run, model: torch.nn.Module, how: dict) -> None:
     torch.rand(1)  # draws before it stay, draws inside are undone
     batches = range(how["batches"])
     for number in run.evaluating(batches, main_only=how["how"] == "main_only"):
+        if number == how.get("break_at"):
+            break
         torch.rand(5)
         if run.is_main and number == 1:
             touch(how.get("signal_file"))
         time.sleep(how["seconds"])
 
 
-def gradients(*, result: str, global_batch: int, micro_batch: int, wrap: str, reduction: str) -> None:
-    """One step's gradient."""
+def gradients(
+    *, result: str, global_batch: int, micro_batch: int, wrap: str, reduction: str, mesh: bool = False
+) -> None:
+    """One step's gradient; ``mesh``: the ranks' places come from one dimension of a mesh."""
     run = rt.start()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -167,7 +172,13 @@ def gradients(*, result: str, global_batch: int, micro_batch: int, wrap: str, re
         for layer in model.layers:
             fully_shard(layer)
         fully_shard(model)
-    data = run.data(Noisy(1000), global_batch_size=global_batch, micro_batch_size=micro_batch, seed=5)
+    places = None
+    if mesh:
+        names = ("tensor", "data")
+        places = init_device_mesh("cpu", (1, run.world_size), mesh_dim_names=names)["data"]
+    data = run.data(
+        Noisy(1000), global_batch_size=global_batch, micro_batch_size=micro_batch, seed=5, mesh=places
+    )
     run.track(model=model)
     for step in run.steps(data, until=1):
         for batch in step:
@@ -188,3 +199,54 @@ def start_only(*, result: str, start_timeout_seconds: float = 60.0, fail: str = 
         raise ValueError(fail)
     torch.distributed.barrier()
     Path(f"{result}-{run.rank}.json").write_text(json.dumps({"world": run.world_size}))
+
+
+def odd_script(*, result: str, stop_by_break_at: int) -> None:
+    """Legal, but unusual: data after track, ``break`` and ``save``, a second loop, steps without data."""
+    run = rt.start()
+    model = run.ddp(Model(4, 0.0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run.track(model=model, optimizer=optimizer)
+    data = run.data(Noisy(30), global_batch_size=6, seed=1, epochs=2)
+    began = data.position
+    for step in run.steps(data):
+        for batch in step:
+            step.backward(model(batch).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        if step.number == stop_by_break_at:
+            break
+    run.save()
+    for step in run.steps(until=run.step + 2):
+        step.log(loss=0.0)
+    found = {"began": began, "position": data.position, "step": run.step}
+    Path(f"{result}-{run.rank}.json").write_text(json.dumps(found))
+
+
+def misuse(*, result: str, how: str) -> None:
+    """Mistakes that end in a clear error."""
+    run = rt.start()
+    model = torch.nn.Linear(8, 1)
+    data = run.data(Noisy(30), global_batch_size=6, micro_batch_size=2)
+    run.track(model=model)
+    for step in run.steps(data, until=2):
+        if how == "poll":
+            run.poll()
+        for batch in step:
+            step.backward(model(batch).mean(), reduction="max" if how == "reduction" else "mean")
+            if how == "left early":
+                break
+        if how == "twice":
+            list(step)
+        if how == "save":
+            run.save()
+    if how == "second track":
+        run.track(model=model)
+    if how == "second start":
+        rt.start()
+    if how == "second data":
+        run.data(Noisy(30), global_batch_size=6)
+    if how == "option":
+        run.data(Noisy(30), global_batch_size=6, name="b", workers=3)
+    if how == "iterable":
+        run.data(iter([1]), global_batch_size=6, name="b")

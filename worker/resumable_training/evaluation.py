@@ -51,7 +51,7 @@ class Evaluation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         session = self._session
-        if kind is None and self._main_only:
+        if self._main_only and kind in (None, GeneratorExit):  # the latter: the script left its loop by break
             self._meet()
         session.evaluation_depth -= 1
         if session.evaluation_depth == 0:

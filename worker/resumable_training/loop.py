@@ -54,6 +54,11 @@ class Step:
         """How many micro-batches this step has, the same on all ranks."""
         return len(self._plan.pieces) if self._plan is not None else 0
 
+    @property
+    def whole(self) -> bool:
+        """Whether all micro-batches have been taken."""
+        return self._consumed == self.micro_batches
+
     def __iter__(self) -> Iterator[Any]:
         """This rank's micro-batches."""
         if self._plan is None:
@@ -128,9 +133,9 @@ class Step:
         """
         if self._done:
             return
-        if self._plan is not None and self._consumed != len(self._plan.pieces):
+        if not self.whole:
             raise UserError(
-                f"step {self.number} took {self._consumed} of its {len(self._plan.pieces)} micro-batches: "
+                f"step {self.number} took {self._consumed} of its {self.micro_batches} micro-batches: "
                 "every rank must iterate all of `for batch in step`, before run.evaluating() too"
             )
         self._done = True
@@ -197,7 +202,7 @@ def run_steps(session: Session, data: Data | None, until: int | None, strict: bo
         try:
             yield step
         except GeneratorExit:
-            _left_early(session)
+            _left_early(session, step)
             raise
         step.complete()
         if session.saver is not None:
@@ -211,8 +216,10 @@ def _kind(session: Session, step: Step) -> StepKind:
     return StepKind(session.steps_here == 0, share)
 
 
-def _left_early(session: Session) -> None:
-    """``break``, or an error in the loop's body. No commit: other ranks may not be here."""
+def _left_early(session: Session, step: Step) -> None:
+    """``break``. The step counts if its micro-batches were taken; no commit: other ranks may not be here."""
+    if step.whole:
+        step.complete()
     session.current = None
     session.clock.enter("closing")
 

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -286,7 +287,8 @@ class Run:
             stop_on_nonfinite: end the attempt with cause ``numeric`` when a loss is NaN or infinite, before
                 it is applied.
 
-        Leaving the loop by ``break`` commits nothing: call :meth:`save` on all ranks if that is wanted.
+        Leaving the loop by ``break``, after the optimizer step, commits nothing: call :meth:`save` on all
+        ranks if that is wanted.
         """
         session = self._session
         if data is not None and session.datasets.get(data.name) is not data:
@@ -319,10 +321,16 @@ class Run:
         poll(self._session)
 
     def save(self) -> None:
-        """Commit now, on all ranks, unless this step is saved already. Between loops, or after ``break``."""
+        """Commit now, on all ranks, unless this step is saved already.
+
+        Raises:
+            UserError: called inside a step, or there is nothing to save with.
+        """
         session = self._session
         if session.current is not None:
-            session.current.complete()
+            raise UserError(
+                "run.save() is for after the loop, or after leaving it by break: steps save themselves"
+            )
         if session.saver is None:
             raise UserError(
                 "there is nothing to save with: no checkpoint directory, or run.track was not called"
@@ -347,6 +355,7 @@ class Run:
             session.link.close()
         if session.finished and dist.is_initialized():
             dist.destroy_process_group()
+        gc.freeze()  # the interpreter's last collection would walk all of torch: a second of every restart
 
 
 def _place(mesh: Any, rank: int, world_size: int) -> Place:

@@ -36,6 +36,8 @@ class Engine(Protocol):
         self, state: Any, /, *, step: int, samples: int, shared: dict[str, Any], per_rank: dict[str, bytes]
     ) -> SaveReport: ...
 
+    def wait(self) -> SaveReport | None: ...
+
     def close(self) -> SaveReport | None: ...
 
 
@@ -116,6 +118,8 @@ class Saver:
             shared=self._shared(),
             per_rank=self._per_rank(),
         )
+        if must:
+            report = self._engine.wait() or report  # an engine that saves in the background
         self._saved_at = time.monotonic()
         self._record(report, must)
         self._announce()

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from resumable_training.errors import ResumableError, UserError
+from resumable_training.errors import UserError
 
 Warn = Callable[[str], None]
 
@@ -74,7 +74,7 @@ def check_learning_rates(tracked: Tracked, saved: Mapping[str, Any]) -> None:
     """After a load, optimizers and schedulers must be as they were when ``saved`` was taken.
 
     Raises:
-        ResumableError: they are not; training would go on with other rates than without the interruption.
+        UserError: they are not; training would go on with other rates than without the interruption.
     """
     problems = []
     for name, rates in learning_rates(tracked).items():
@@ -90,7 +90,7 @@ def check_learning_rates(tracked: Tracked, saved: Mapping[str, Any]) -> None:
         if name not in known
     ]
     if problems:
-        raise ResumableError("after the restore: " + "; ".join(problems))
+        raise UserError("after the restore: " + "; ".join(problems))
 
 
 class GradientSync:

@@ -47,6 +47,13 @@ def test_gradient_is_that_of_the_global_batch(
         assert found[name] == pytest.approx(values, rel=1e-4, abs=1e-6), name
 
 
+def test_places_come_from_a_mesh(start_ranks: Callable[..., Ranks]) -> None:
+    """One dimension of a device mesh gives the same shares as all ranks."""
+    options = {"checkpoints": None, "global_batch": 7, "micro_batch": 2, "wrap": "ddp", "reduction": "mean"}
+    plain = gradient(start_ranks("gradients", 2, **options))
+    assert gradient(start_ranks("gradients", 2, mesh=True, **options)) == plain
+
+
 def test_a_batch_smaller_than_the_ranks_is_refused(start_ranks: Callable[..., Ranks]) -> None:
     """Two samples for three ranks: USER_ERROR, and the text says what to raise."""
     ranks = start_ranks(
