@@ -33,6 +33,8 @@ from resumable_operator.cluster.local_files import RunFiles
 from resumable_operator.errors import UserError
 from resumable_operator.model import Interruption, JobStatus
 
+_COMPARED_BYTES = 1 << 16
+
 EXAMPLES = """\b
 Examples:
   rtj run train.py                                   one worker, one rank
@@ -138,7 +140,7 @@ def summarize(console: Console, status: JobStatus, setting: Setting) -> None:
     ]
     if status.phase == "Failed":
         lines += status.reason.splitlines()[:1]
-        lines += failure_tail(status.last_interruption, shown_live=not setting.quiet)
+        lines += failure_tail(status.last_interruption, _shown_live(status, setting))
     if status.phase == "Suspended":
         point = f"checkpoint {status.checkpoint.name}" if status.checkpoint else "the beginning"
         lines.append(f"the same command line continues from {point}")
@@ -146,9 +148,24 @@ def summarize(console: Console, status: JobStatus, setting: Setting) -> None:
         console.print(line, soft_wrap=True)
 
 
-def failure_tail(failure: Interruption | None, shown_live: bool) -> list[str]:
-    """Last lines of the rank that failed first, unless they were on the screen already."""
-    if failure is None or (failure.rank == 0 and shown_live):
+def _shown_live(status: JobStatus, setting: Setting) -> str | None:
+    """Last output of rank 0 in the attempt that failed last, as it was shown; None when it was not."""
+    failure = status.last_interruption
+    if setting.quiet or failure is None:
+        return None
+    log = RunFiles(setting.directory).log(failure.attempt, 0)
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _COMPARED_BYTES))
+        return file.read().decode(errors="replace")
+
+
+def failure_tail(failure: Interruption | None, shown_live: str | None) -> list[str]:
+    """Last lines of the rank that failed first, unless they, or rank 0's same, were on the screen already."""
+    if failure is None:
+        return []
+    if shown_live is not None and (failure.rank == 0 or "\n".join(failure.tail) in shown_live):
         return []
     return [f"  [{failure.attempt} {failure.rank}] {line}" for line in failure.tail]
 

@@ -105,9 +105,18 @@ def test_failed_job_starts_again() -> None:
     assert (status.ledger.phases, status.ledger.open_phase) == (ledger.phases, "suspended")
 
 
-@pytest.mark.parametrize(("rank", "live", "shown"), [(0, True, False), (0, False, True), (1, True, True)])
-def test_first_failure_is_shown_once(rank: int, live: bool, shown: bool) -> None:
-    """The failed rank's last lines are shown at the end, unless they were on the screen already."""
+@pytest.mark.parametrize(
+    ("rank", "live", "shown"),
+    [
+        (0, "", False),
+        (0, None, True),
+        (1, "PeerLost: y\n", True),
+        (1, "Traceback\nValueError: x\n", False),
+        (1, None, True),
+    ],
+)
+def test_first_failure_is_shown_once(rank: int, live: str | None, shown: bool) -> None:
+    """The failed rank's last lines are shown at the end, unless rank 0's same were on the screen already."""
     failure = Interruption(attempt=3, cause="crash", rank=rank, tail=("ValueError: x",))
     assert (failure_tail(failure, live) == [f"  [3 {rank}] ValueError: x"]) is shown
     assert failure_tail(None, live) == []
