@@ -37,17 +37,13 @@ def test_other_sizes_same_samples(
 ) -> None:
     """3 workers, 2 after one is killed, 3 when a machine comes: each sample once, weights nearly equal."""
     killed = Wish(moments.STEP, attempt=1, rank=2, nth=13, action=moments.WAIT)
-    machine_comes = Wish(moments.STEP, attempt=2, nth=3, action=moments.WAIT)
-    grows = Wish(moments.STEP, attempt=2, nth=14, action=moments.WAIT)  # a checkpoint was made since
-    training.wish(killed, machine_comes, grows)
+    grows = Wish(moments.STEP, attempt=2, nth=3, action=moments.WAIT)
+    training.wish(killed, grows)
     training.start_tiny("--workers", "1:3", "--grow-cooldown", "0", tiny=("--wrap", wrap))
     training.await_moment(killed)
     training.fault("kill-worker", "--worker", training.worker_of(2))
-    training.await_moment(machine_comes)
-    training.fault("add-worker")
-    training.until(lambda status: status.attempt.grow_ready_since is not None, "the new worker to be ready")
-    training.let_go(machine_comes)
     training.await_moment(grows)
+    training.fault("add-worker")
     training.until(lambda status: status.attempt.state == "draining", "the drain to grow")
     training.let_go(grows)
     status = training.finish()

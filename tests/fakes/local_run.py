@@ -135,7 +135,7 @@ class LocalRun:
 
     def processes(self) -> list[int]:
         """Living agents, ranks and their children of this run."""
-        return list(_carriers(str(self.directory.resolve() / "workers")))
+        return list(carriers(str(self.directory.resolve() / "workers")))
 
     def text(self) -> str:
         """All that can explain a failure."""
@@ -152,7 +152,8 @@ def rtj(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
     )
 
 
-def _carriers(mark: str) -> Iterator[int]:
+def carriers(mark: str) -> Iterator[int]:
+    """Living processes that have ``mark`` in their environment."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue

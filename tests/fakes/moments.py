@@ -51,7 +51,7 @@ class Wish:
 
     def note(self, directory: Path) -> Path:
         """The file that says that the rank is there."""
-        return directory / f"{self.moment}-{self.attempt}-{self.rank}"
+        return directory / f"{self.moment}-{self.attempt}-{self.rank}-{self.nth}"
 
 
 def environment_for(directory: Path, *wishes: Wish) -> dict[str, str]:
@@ -78,7 +78,7 @@ def reach(moment: str) -> None:
     if WISHES not in os.environ:
         return
     _reached[moment] = _reached.get(moment, 0) + 1
-    attempt = int(os.environ.get("RESUMABLE_ATTEMPT") or 1)
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1
     here = (moment, attempt, int(os.environ.get("RANK", "0")), _reached[moment])
     for wish in (Wish(**plain) for plain in json.loads(os.environ[WISHES])):
         if (wish.moment, wish.attempt, wish.rank, wish.nth) == here:

@@ -30,12 +30,17 @@ class TrainingRun(LocalRun):
         self.store = self.directory / "checkpoints"
 
     def start_tiny(
-        self, *options: str, steps: int = 40, save_every: int = 10, tiny: tuple[str, ...] = ()
+        self,
+        *options: str,
+        steps: int = 40,
+        save_every: int = 10,
+        tiny: tuple[str, ...] = (),
+        script: Path = TINY,
     ) -> None:
         """Start it traced; ``options`` are of ``rtj run``, ``tiny`` of the script."""
         run = ("--save-every-steps", str(save_every), "--trace-samples", *options)
-        script = ("--steps", str(steps), "--batch", str(BATCH), "--result", str(self.result_path), *tiny)
-        self.start(*run, str(TINY), "--", *script)
+        training = ("--steps", str(steps), "--batch", str(BATCH), "--result", str(self.result_path), *tiny)
+        self.start(*run, str(script), "--", *training)
 
     def wish(self, *wishes: Wish) -> None:
         """What the next start's ranks do to themselves."""
@@ -61,21 +66,30 @@ class TrainingRun(LocalRun):
         """All that the rank printed."""
         return (self.directory / f"logs/attempt-{attempt:05d}/rank-{rank:05d}.log").read_text()
 
-    def check(self, steps: int = 40) -> None:
-        """What holds after every finished run, whatever happened: exact samples, whole checkpoints."""
+    def shown(self) -> str:
+        """All that ``rtj run`` showed its user so far."""
+        return self.output.read_text()
+
+    def check(self, steps: int = 40, damaged: str = "") -> None:
+        """What holds after every finished run, whatever happened: exact samples, whole checkpoints.
+
+        ``damaged``: a checkpoint that the test has damaged.
+        """
         verdict = run_audit(self.directory / "traces", self.store, steps * BATCH)
         assert verdict.ok, f"{verdict}; {self.text()}"
-        self.check_no_half_checkpoint()
+        self.check_no_half_checkpoint(damaged)
         assert self.processes() == []
         found = self.result()
         assert (found["step"], found["extras"]) == (steps, {"steps": steps})
 
-    def check_no_half_checkpoint(self) -> None:
+    def check_no_half_checkpoint(self, damaged: str = "") -> None:
         """No attempt resumed from what had no marker when it was broken, and what is there is whole."""
         half = moments.half_checkpoints(self.moments)
         assert not half & {record.parent for record in read_records(self.store)}
         verified = rtj("checkpoints", "verify", str(self.store))
-        assert verified.returncode == 0, verified.stdout + verified.stderr
+        bad = [line for line in verified.stdout.splitlines() if not line.endswith("  ok")]
+        assert [line.split()[0] for line in bad] == ([damaged] if damaged else []), verified
+        assert verified.returncode == bool(damaged)
 
 
 def unplanned(status: JobStatus) -> list[Interruption]:
