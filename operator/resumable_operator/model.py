@@ -395,6 +395,8 @@ class LedgerStatus(StatusModel):
     folded_rework_steps: int = 0  # of that attempt
     control_phase: str = "starting"  # starting, recovering or resizing: what a rank's set-up counts as
     rework_steps: int = 0
+    committed_productive: int = 0  # productive milliseconds that the newest checkpoint holds
+    lost: int = 0  # productive milliseconds that a job which died for good never committed
 
 
 class JobStatus(StatusModel):

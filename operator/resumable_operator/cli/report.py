@@ -79,6 +79,9 @@ def _title(report: Report, console: Console) -> None:
         f" x runtime {percent(numbers.runtime)}",
         style="bold",
     )
+    if numbers.lost_seconds:
+        lost = duration(numbers.lost_seconds)
+        console.print(f"{lost} of productive work were lost for good: no checkpoint holds them")
     if is_opaque(numbers):
         console.print(opaque_note(numbers))
 

@@ -29,6 +29,7 @@ class GoodputNumbers(Model):
     suspended_seconds: float
     queued_seconds: float
     productive_seconds: float
+    lost_seconds: float
     unsettled_seconds: float
     opaque_seconds: float  # ran without the library: in the denominators, what it produced is not known
 
@@ -151,6 +152,7 @@ def goodput_numbers(status: JobStatus, now: float) -> GoodputNumbers:
         suspended_seconds=result.suspended_seconds,
         queued_seconds=result.queued_seconds,
         productive_seconds=result.productive_seconds,
+        lost_seconds=result.lost_seconds,
         unsettled_seconds=result.unsettled_seconds,
         opaque_seconds=result.opaque_seconds,
     )

@@ -282,7 +282,7 @@ def reopened(status: JobStatus) -> JobStatus:
             "create_after": None,
             "store": "",
             "conditions": tuple(c for c in status.conditions if c.type != "Failed"),
-            "ledger": ledger.enter(status.ledger, ledger.SUSPENDED, status.ledger.settled_at),
+            "ledger": ledger.enter(ledger.go_on(status.ledger), ledger.SUSPENDED, status.ledger.settled_at),
         }
     )
 

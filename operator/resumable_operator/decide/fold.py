@@ -166,7 +166,7 @@ def _checkpoint(draft: Draft, timed: TimedEvent) -> None:
     )
     before = draft.status.checkpoint
     if before is None or made.samples > before.samples:
-        draft.set(budgets=give_back(draft.status.budgets))
+        draft.set(budgets=give_back(draft.status.budgets), ledger=ledger.commit(draft.status.ledger))
     draft.set(checkpoint=made)
     draft.reserve()
 

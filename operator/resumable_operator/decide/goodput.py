@@ -32,7 +32,8 @@ class Goodput:
     unsettled_seconds: float
     suspended_seconds: float
     queued_seconds: float
-    productive_seconds: float
+    productive_seconds: float  # without what was lost for good
+    lost_seconds: float  # productive work of a failed job that no checkpoint holds
     opaque_seconds: float  # ran without the library: what it produced is not known
     goodput: float | None
     scheduling: float | None
@@ -43,13 +44,14 @@ def goodput(ledger: LedgerStatus, now_ms: int) -> Goodput:
     """Goodput at ``now_ms``. Unsettled time is in the denominators, never yet productive."""
     phases = phases_at(ledger, now_ms)
     age, suspended, queued = age_ms(ledger, now_ms), phases[SUSPENDED], phases[QUEUED]
-    productive = phases[PRODUCTIVE]
+    productive = phases[PRODUCTIVE] - ledger.lost
     return Goodput(
         age_seconds=age / 1000,
         unsettled_seconds=unsettled_ms(ledger, now_ms) / 1000,
         suspended_seconds=suspended / 1000,
         queued_seconds=queued / 1000,
         productive_seconds=productive / 1000,
+        lost_seconds=ledger.lost / 1000,
         opaque_seconds=phases[RUNNING_OPAQUE] / 1000,
         goodput=_ratio(productive, age - suspended),
         scheduling=_ratio(age - suspended - queued, age - suspended),

@@ -89,6 +89,25 @@ def fold_progress(ledger: LedgerStatus, report: ProgressReport, attempt: int, at
     return _remember(_credit(ledger, credits), report)
 
 
+def commit(ledger: LedgerStatus) -> LedgerStatus:
+    """A checkpoint holds all that was done so far."""
+    return ledger.model_copy(update={"committed_productive": ledger.phases.get(PRODUCTIVE, 0)})
+
+
+def give_up(ledger: LedgerStatus) -> LedgerStatus:
+    """The job died for good: what no checkpoint holds will never be done again, so it produced nothing.
+
+    Phases stay as they are (a counter can't go back); ``goodput`` takes ``lost`` off.
+    """
+    productive = ledger.phases.get(PRODUCTIVE, 0)
+    return ledger.model_copy(update={"lost": max(0, productive - ledger.committed_productive)})
+
+
+def go_on(ledger: LedgerStatus) -> LedgerStatus:
+    """A job that had died is started again: its lost steps will be done again, as rework."""
+    return ledger.model_copy(update={"lost": 0})
+
+
 def unsettled_ms(ledger: LedgerStatus, now: int) -> int:
     """Age that nothing has explained yet."""
     return max(0, now - ledger.settled_at)

@@ -27,7 +27,7 @@ def succeed(draft: Draft) -> None:
 def fail(draft: Draft, failure_class: Literal["user", "budget", "deadline"], message: str) -> None:
     """Give up. ``message`` says what a person has to know."""
     _finish(draft, "Failed", message)
-    draft.set(failure_class=failure_class)
+    draft.set(failure_class=failure_class, ledger=ledger.give_up(draft.status.ledger))
     set_condition(draft, "Failed", "True", _CONDITION_REASON[failure_class], message)
     draft.tell("Warning", "Failed", message)
 

@@ -66,7 +66,7 @@ STATUS = JobStatus(
     phase="Running",
     reason="all 3 workers train",
     conditions=(Condition(type="Valid", status="True", reason="Accepted"),),
-    attempt=AttemptStatus(number=3, state="running", world_size=3),
+    attempt=AttemptStatus(number=3, first_step_at=1010.0, state="running", world_size=3),
     size=3,
     step=200,
     samples=3200,

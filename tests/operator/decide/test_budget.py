@@ -58,7 +58,7 @@ def spend(count: int, seconds_apart: float) -> tuple[BudgetStatus, float]:
 
 
 def test_limit_and_message() -> None:
-    """One ending more than the limit ends the job; the message names budget and causes, the traceback once."""
+    """One ending more than the limit ends the job; the message names budget, causes and traceback, once."""
     spent, now = spend(2, 1.0)
     assert exhausted(spent, BUDGETS, crashes(2), now) is None
     spent, now = spend(3, 1.0)

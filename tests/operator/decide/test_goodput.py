@@ -15,6 +15,7 @@ from resumable_operator.decide.goodput import (
     lost_work_goodput,
     mtbf_seconds,
 )
+from resumable_operator.decide.ledger import commit, give_up, go_on, open_ledger, settle
 from resumable_operator.model import LedgerStatus
 from resumable_training.contract.formulas import daly_interval, young_interval
 from resumable_training.contract.metrics import LEDGER_PHASES
@@ -126,3 +127,14 @@ def test_mean_time_between_interruptions_starts_at_a_prior_and_follows_the_evide
     assert mtbf_seconds(0, 0, 3600) == 3600
     assert mtbf_seconds(3600, 0, 3600) == 7200
     assert mtbf_seconds(1_000_000, 1000, 3600) == pytest.approx(1000, rel=0.01)
+
+
+def test_work_that_no_checkpoint_holds_is_lost_when_the_job_dies() -> None:
+    """8 s productive, 5 s committed: a job that dies produced 5; started again, it may redo the rest."""
+    ledger = commit(settle(open_ledger(0), "productive", 5000))
+    ledger = settle(ledger, "productive", 8000)
+    assert goodput(ledger, 10_000).goodput == 0.8
+    dead = give_up(ledger)
+    assert (goodput(dead, 10_000).goodput, goodput(dead, 10_000).lost_seconds) == (0.5, 3.0)
+    assert sum(dead.phases.values()) == dead.settled_at - dead.started_at
+    assert goodput(go_on(dead), 10_000) == goodput(ledger, 10_000)
