@@ -20,6 +20,7 @@ from training_run import TINY, TrainingRun, assert_same, causes
 
 from resumable_training.contract import exitcodes
 
+pytestmark = pytest.mark.timeout(900)
 Undisturbed = Callable[..., dict[str, Any]]
 PATIENCE_SECONDS = 240
 

@@ -10,6 +10,7 @@ import pytest
 from moments import Wish
 from training_run import TrainingRun, assert_close, assert_same, causes
 
+pytestmark = pytest.mark.timeout(900)
 NOISY = ("--dropout", "0.1")  # every rank draws its own
 
 

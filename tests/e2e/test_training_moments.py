@@ -10,11 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import moments
+import pytest
 from moments import DRAIN, KILL, WAIT, Wish
 from training_run import TrainingRun, assert_close, assert_same, causes, unplanned
 
 from resumable_operator.cli import exitcodes
 
+pytestmark = pytest.mark.timeout(900)
 Undisturbed = Callable[..., dict[str, Any]]
 EVALUATES = ("--evaluate-every", "15")
 
