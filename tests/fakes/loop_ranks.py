@@ -1,5 +1,6 @@
 """Starts ranks of a scenario under a fake agent, or with torchrun's environment, and reads what they left."""
 
+import contextlib
 import json
 import os
 import signal
@@ -82,10 +83,8 @@ class FakeAgent:
 
     def close(self) -> None:
         """Also wakes an accept that no rank ever came to."""
-        try:
+        with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._server.close()
         self._thread.join(10)
 

@@ -84,8 +84,8 @@ def train(
     """A training; its outcome goes to ``result`` + rank as JSON.
 
     ``die`` {step, rank}: SIGKILL itself in that step, before the optimizer. ``step_seconds``: extra seconds by
-    step number, spent before the backward. ``evaluate`` {every, batches, seconds, how}. ``signal_file``: made
-    by rank 0 when step ``signal_step`` has begun.
+    step number, spent before the backward. ``evaluate`` {every, batches, seconds, how}. ``signal_file``:
+    made by rank 0 when step ``signal_step`` has begun.
     """
     run = rt.start(seed=7)
     torch.set_num_threads(1)
@@ -186,7 +186,8 @@ def gradients(
             step.backward(losses.mean() if reduction == "mean" else losses.sum(), reduction=reduction)
         found = {}
         for name, parameter in model.named_parameters():
-            gradient = parameter.grad.full_tensor() if hasattr(parameter.grad, "full_tensor") else parameter.grad
+            gradient = parameter.grad
+            gradient = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
             found[name.removeprefix("module.")] = gradient.double().flatten().tolist()
         count = step.micro_batches
     Path(f"{result}-{run.rank}.json").write_text(json.dumps({"gradients": found, "micro_batches": count}))

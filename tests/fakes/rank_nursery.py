@@ -1,7 +1,7 @@
 """A process that has imported torch once and forks ranks for the tests of the loop, in milliseconds each.
 
-Protocol: one JSON object a line on standard input, one line of JSON in answer to each. ``start`` {environment,
-scenario, options, output} -> {pid}; ``wait`` {pid, seconds} -> {code} (None: still running); ``kill`` {pid,
+Protocol: one JSON object a line on standard input, one line of JSON in answer to each. ``start``
+{environment, scenario, options, output} -> {pid}; ``wait`` {pid, seconds} -> {code} (None: still running); ``kill`` {pid,
 signal} -> {}. The end of its input kills what is left.
 """
 
