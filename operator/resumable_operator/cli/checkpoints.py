@@ -53,8 +53,8 @@ def _directory_argument(command: Callable[..., None]) -> Callable[..., None]:
 def checkpoints_command() -> None:
     """List and verify checkpoints.
 
-    DIR is a checkpoint store, one checkpoint in it, a run directory (`rtj run --dir DIR`), or a directory
-    with PyTorch DCP checkpoints of another program.
+    DIR is a checkpoint store, a run directory (`rtj run --dir DIR`), or a directory with PyTorch DCP
+    checkpoints of another program; `verify` also takes one checkpoint.
     """
 
 
