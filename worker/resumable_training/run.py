@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -34,7 +35,7 @@ from resumable_training.data.split import check_sizes
 from resumable_training.errors import UserError
 from resumable_training.evaluation import Evaluation, poll
 from resumable_training.health.exits import end_at_once_on_error
-from resumable_training.launch import read_launch
+from resumable_training.launch import SUPERVISED, read_launch
 from resumable_training.loop import Step, run_steps
 from resumable_training.saving import Engine, Saver
 from resumable_training.session import Session
@@ -75,11 +76,12 @@ def start(
     if _started:
         raise UserError("rt.start() is called once in a process")
     launch = read_launch(os.environ, sys.argv[0])
+    seed = None if seed is None else _whole("seed", seed)
     overrides = {
         "directory": os.fspath(checkpoint_dir) if checkpoint_dir is not None else None,
-        "every_steps": save_every_steps,
+        "every_steps": None if save_every_steps is None else _whole("save_every_steps", save_every_steps),
         "every_seconds": save_every_seconds,
-        "keep_last": keep_last,
+        "keep_last": None if keep_last is None else _whole("keep_last", keep_last),
     }
     try:
         run = Run(begin(launch, overrides, seed, start_timeout_seconds, timeout_seconds))
@@ -198,7 +200,13 @@ class Run:
                 f"run.data was called twice with the name {name!r}: give the second another name="
             )
         place = _place(mesh, self.rank, self.world_size)
-        micro = micro_batch_size or -(-global_batch_size // place.world_size)
+        global_batch_size = _whole("global_batch_size", global_batch_size)
+        seed = _whole("seed", seed)
+        epochs = None if epochs is None else _whole("epochs", epochs)
+        share = -(-global_batch_size // place.world_size)
+        micro = share if micro_batch_size is None else _whole("micro_batch_size", micro_batch_size)
+        if not isinstance(version, str):
+            raise UserError(f"version must be a string, not {version!r}")
         options = _loader_options(loader)
         try:
             check_sizes(global_batch_size, micro, place.world_size)
@@ -234,6 +242,8 @@ class Run:
             raise UserError("run.track is called once, with everything in one call")
         session.tracked = tracking.sort_out(objects)
         session.sync = tracking.GradientSync(session.tracked)
+        for optimizer in session.tracked.optimizers.values():
+            optimizer.register_step_post_hook(session.count_optimizer_step)
         if session.main:
             tracking.check_synchronisation(session.sync, self.world_size, session.warn)
         session.clock.enter("restoring")
@@ -259,6 +269,7 @@ class Run:
             job=launch.job,
             job_uid=launch.job_uid,
             attempt=launch.attempt,
+            counted=launch.mode == SUPERVISED,
             group=session.group.private,
             rank=self.rank,
             world_size=self.world_size,
@@ -287,8 +298,8 @@ class Run:
             stop_on_nonfinite: end the attempt with cause ``numeric`` when a loss is NaN or infinite, before
                 it is applied.
 
-        Leaving the loop by ``break``, after the optimizer step, commits nothing: call :meth:`save` on all
-        ranks if that is wanted.
+        Leaving the loop by ``break`` commits nothing: call :meth:`save` on all ranks if that is wanted. The
+        step that is left counts if its optimizer has stepped.
         """
         session = self._session
         if data is not None and session.datasets.get(data.name) is not data:
@@ -364,6 +375,14 @@ def _place(mesh: Any, rank: int, world_size: int) -> Place:
     if mesh.ndim != 1:
         raise UserError(f'mesh must have one dimension, not {mesh.ndim}: pass mesh["dp"] or the like')
     return Place(mesh.get_local_rank(), mesh.size())
+
+
+def _whole(name: str, value: Any) -> int:
+    """Also NumPy's integers, which can't be saved and overflow; nothing that would be rounded."""
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise UserError(f"{name} must be a whole number, not {value!r}") from error
 
 
 def _loader_options(given: dict[str, Any]) -> LoaderOptions:

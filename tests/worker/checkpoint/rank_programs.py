@@ -307,3 +307,24 @@ def one_bad_reader_run(rank: int, world_size: int, group: Any, root: str) -> lis
     state = make_state("ddp", 2, world_size)
     engine = make_engine(root, rank, world_size, group, attempt=2)
     return [error_of(lambda: engine.restore(state))]
+
+
+def different_replicas_run(rank: int, world_size: int, group: Any, root: str, kind: str) -> Any:
+    """What is the same on all ranks in theory differs here; what comes back."""
+    state = make_state(kind, 1, world_size)
+    engine = make_engine(root, rank, world_size, group)
+    engine.restore(state)
+    _set_own(state, rank)
+    assert save(engine, state, 1, rank).ok
+    fresh = make_state(kind, 2, world_size)
+    make_engine(root, rank, world_size, group, attempt=2).restore(fresh)
+    seen = {name: int(value) for name, value in fresh.modules["model"].named_buffers()}
+    rates = [group["lr"] for group in fresh.optimizers["optimizer"].param_groups]
+    return [*seen.values(), *rates]
+
+
+def _set_own(state: TrainingState, rank: int) -> None:
+    for buffer in state.modules["model"].buffers():
+        buffer.fill_(rank)
+    for options in state.optimizers["optimizer"].param_groups:
+        options["lr"] = float(rank)

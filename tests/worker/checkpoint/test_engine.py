@@ -23,6 +23,7 @@ from resumable_training.checkpoint.errors import (
     StorageUnavailable,
     StoreExists,
     StoreMisconfigured,
+    StoreNotFound,
     StoreOwnership,
     Superseded,
 )
@@ -446,3 +447,24 @@ def test_mismatch_lists_everything_and_changes_nothing(job: Job) -> None:
     assert caught.value.exit_code == exitcodes.USER_ERROR
     assert all(torch.equal(value, before[key]) for key, value in new.state_dict().items())
     assert len(job.store.entries("records")) == 1
+
+
+@pytest.mark.parametrize("file", ["manifest.json", ".metadata"])
+@pytest.mark.parametrize("error", [StoreNotFound, StoreExists])
+def test_no_answer_of_the_store_in_a_save_ends_training(
+    job: Job, monkeypatch: pytest.MonkeyPatch, file: str, error: type[Exception]
+) -> None:
+    """A directory that somebody deleted, or a name that is taken: the save fails, and the next one works."""
+    engine = start(job, 1)
+    create = LocalStore.create
+
+    def refuse(self: LocalStore, name: str, data: bytes) -> None:
+        if name.endswith(file):
+            raise error(name)
+        create(self, name, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "create", refuse)
+        assert not save(engine, 1).ok
+    assert save(engine, 2).ok
+    assert job.resume_points == ["step-00000002.1"]

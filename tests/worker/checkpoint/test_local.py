@@ -216,3 +216,9 @@ def test_errors_of_the_system_are_cannot_tell(store: LocalStore, monkeypatch: py
 def test_file_system_type_is_known_for_proc() -> None:
     """The kind of file system decides how long a late name is waited for."""
     assert file_system_type(Path("/proc/self")) == "proc"
+
+
+def test_file_system_type_is_that_behind_a_link(tmp_path: Path) -> None:
+    """A link on a local disk to a directory on NFS is on NFS."""
+    (tmp_path / "store").symlink_to("/proc/self")
+    assert file_system_type(tmp_path / "store" / "fd") == "proc"

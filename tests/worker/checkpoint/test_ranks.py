@@ -159,3 +159,10 @@ def test_shared_directory_passes(tmp_path: Path) -> None:
     assert run_ranks(3, rank_programs.preflight_run, tmp_path, [str(root)] * 3, False) == [""] * 3
     assert not list((root / "probes").iterdir())
     shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_what_differs_between_ranks_is_rank_0s(kind: str, tmp_path: Path) -> None:
+    """Buffers and hyper-parameters: never a mixture, nor whichever copy a balanced plan happens to keep."""
+    found = run_ranks(3, rank_programs.different_replicas_run, tmp_path, str(tmp_path / "store"), kind)
+    assert found == [[0, 0.0, 0.0, 0.0]] * 3

@@ -119,3 +119,10 @@ def test_choice_table(
     """Each row: what the store shows, the configuration, what proved damaged -> the choice."""
     choice = resume.choose(survey, config, "u", 7, rejected)
     assert (choice.kind, choice.name) == (kind, name)
+
+
+def test_only_counted_attempts_are_old() -> None:
+    """A newer attempt's record supersedes, unless nobody numbers attempts over all starts of the job."""
+    survey = seen([Record(1, "u", 3, None)], S(10, 1))
+    assert resume.choose(survey, CONFIG, "u", 2).kind == resume.SUPERSEDED
+    assert resume.choose(survey, CONFIG, "u", None).name == S(10, 1)

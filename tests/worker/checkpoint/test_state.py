@@ -1,6 +1,7 @@
 """Restored state is what an uninterrupted run would have; what can't be restored is said, never dropped."""
 
 import copy
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -188,12 +189,10 @@ def test_two_optimizers_and_one_over_two_modules(job: Job) -> None:
 
 
 def test_optimizer_of_strangers_is_refused(job: Job) -> None:
-    """Parameters of a module that is not tracked would be lost."""
+    """Parameters of a module that is not tracked would be lost; said before the first step."""
     state = TrainingState({"model": layers()}, {"optimizer": torch.optim.SGD(layers().parameters(), lr=1.0)})
-    engine = job.engine(1)
-    engine.restore(state)
-    with pytest.raises(ValueError, match="no tracked module"):
-        engine.save(state, step=1, samples=1, shared={}, per_rank={})
+    with pytest.raises(StateMismatch, match="no tracked module"):
+        job.engine(1).restore(state)
 
 
 def saved_with(job: Job, groups: Callable[[nn.Sequential], list[Any]]) -> None:
@@ -265,13 +264,42 @@ def test_users_objects_with_tensors(job: Job) -> None:
 
 
 def test_what_only_pickle_could_keep_is_refused(job: Job) -> None:
-    """At the first save, with the place, and as a user error."""
+    """At the first save or before the first step, with the place, and as a user error."""
     average = Average(1.0)
     average.values["hook"] = {"f": object()}
     state = TrainingState({"model": layers()}, {}, {"average": average})
+    with pytest.raises(NotPlain, match=r"average\['hook'\]\.f is a builtins\.object"):
+        job.engine(1).restore(state)
+    average.values["hook"] = None
     engine = job.engine(1)
     engine.restore(state)
+    average.values["hook"] = {"f": object()}
     with pytest.raises(NotPlain, match=r"average\['hook'\]\.f is a builtins\.object"):
+        engine.save(state, step=1, samples=1, shared={}, per_rank={})
+
+
+class Unreadable:
+    """Pickle writes it; a resume, which lets plain values through only, would refuse it."""
+
+
+@pytest.mark.parametrize("value", [Unreadable(), {"in": [Unreadable()]}, time.gmtime(0)], ids=str)
+def test_what_only_pickle_could_read_is_refused_in_modules(job: Job, value: object) -> None:
+    """A checkpoint that no resume could read is worse than none."""
+    model = nn.Sequential(Counting(3, 2))
+    model[0].get_extra_state = lambda: value  # type: ignore[method-assign]
+    with pytest.raises(NotPlain, match=r"model\.0\._extra_state is a "):
+        job.engine(1).restore(TrainingState({"model": model}))
+
+
+def test_what_only_pickle_could_read_is_refused_in_optimizers(job: Job) -> None:
+    """Their state is not known before they have stepped, so at the save."""
+    model = layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = TrainingState({"model": model}, {"optimizer": optimizer})
+    engine = job.engine(1)
+    engine.restore(state)
+    optimizer.state[model[0].weight]["plan"] = Unreadable()
+    with pytest.raises(NotPlain, match=r"optimizer\.state\[0\.weight\] is a .*Unreadable"):
         engine.save(state, step=1, samples=1, shared={}, per_rank={})
 
 

@@ -68,9 +68,13 @@ class CheckpointEngine:
         world_size: int,
         warn: Callable[[str], None],
         *,
+        counted: bool = True,
         retry_seconds: Sequence[float] = RETRY_SECONDS,
     ) -> None:
         """``job``: "namespace/name"; ``warn`` is called on the rank that has something to say.
+
+        ``counted`` False: ``attempt`` begins again at 1 with each start, as under torchrun, so that a lower
+        number than the newest record's is not an attempt from the past.
 
         Raises:
             StoreMisconfigured: no directory is configured.
@@ -80,6 +84,7 @@ class CheckpointEngine:
         self.config = config
         self._job, self._job_uid, self._attempt = job, job_uid, attempt
         self._ranks = Ranks(group, rank, world_size)
+        self._counted = counted
         self._warn = warn
         self._retry_seconds = tuple(retry_seconds)
         self._store = LocalStore(config.directory)
@@ -137,6 +142,7 @@ class CheckpointEngine:
         rejected = [one.checkpoint for one in fallback]
         choice, head = self._ranks.first(lambda: self._choose(rejected))
         if choice.kind == resume.FRESH:
+            self._ranks.together(lambda: self._rehearse(state))
             self._append_record(head + 1, None, deliberate=self.config.start_fresh)
             return None
         source = self._source(choice)
@@ -152,10 +158,15 @@ class CheckpointEngine:
         self._pin(source, hold=False)
         return _restore_report(source, record, loaded, fallback, time.monotonic() - started)
 
+    def _rehearse(self, state: TrainingState) -> None:
+        """What can't be saved is better known now than after the first interval."""
+        build_state_dict(state, shared={}, per_rank={}, rank=self._ranks.rank)
+
     def _choose(self, rejected: Sequence[str]) -> tuple[Choice, int]:
         identity.check_same(self._store, self._claimed)
         seen = self._survey()
-        choice = resume.choose(seen, self.config, self._job_uid, self._attempt, rejected)
+        attempt = self._attempt if self._counted else None
+        choice = resume.choose(seen, self.config, self._job_uid, attempt, rejected)
         where = self._store.location
         if choice.kind == resume.SUPERSEDED:
             raise Superseded(choice.reason)

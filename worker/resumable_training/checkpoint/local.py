@@ -218,6 +218,7 @@ def file_system_type(path: Path) -> str:
         mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return ""
+    path = Path(os.path.realpath(path))  # a link may lead to another file system
     best, kind = "", ""
     for line in mounts:
         before, _, after = line.partition(" - ")

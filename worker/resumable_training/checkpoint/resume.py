@@ -25,11 +25,15 @@ class Choice:
 
 
 def choose(
-    seen: Survey, config: CheckpointConfig, job_uid: str, attempt: int, rejected: Collection[str] = ()
+    seen: Survey, config: CheckpointConfig, job_uid: str, attempt: int | None, rejected: Collection[str] = ()
 ) -> Choice:
-    """Decide what to resume from; ``rejected``: proven damaged in this restore."""
+    """Decide what to resume from.
+
+    ``attempt``: None where nobody numbers attempts over all starts of the job, so that no number is old.
+    ``rejected``: proven damaged in this restore.
+    """
     newest = _newest_record(seen)
-    if newest and newest.job_uid == job_uid and newest.attempt > attempt:
+    if attempt is not None and newest and newest.job_uid == job_uid and newest.attempt > attempt:
         return Choice(
             SUPERSEDED, reason=f"attempt {newest.attempt} has record {newest.seq}; this is {attempt}"
         )

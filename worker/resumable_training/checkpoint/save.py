@@ -16,7 +16,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from resumable_training.checkpoint.documents import seal
-from resumable_training.checkpoint.errors import CheckpointError, StorageUnavailable, Superseded
+from resumable_training.checkpoint.errors import (
+    CheckpointError,
+    StorageUnavailable,
+    StoreExists,
+    StoreNotFound,
+    Superseded,
+)
 from resumable_training.checkpoint.files import StoreWriter, single_process_is_fine
 from resumable_training.checkpoint.marker import parse_marker
 from resumable_training.checkpoint.ranks import Ranks
@@ -70,7 +76,7 @@ class SynchronousSaver:
             report = replace(report, bytes=self._write_and_commit(task))
         except Superseded:
             raise
-        except StorageUnavailable as error:
+        except (StorageUnavailable, StoreNotFound, StoreExists) as error:
             if claimed:
                 self._ranks.first(lambda: self._remove(task.name))
             report = replace(report, ok=False, message=str(error))

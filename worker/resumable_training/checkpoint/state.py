@@ -6,6 +6,7 @@ So any DCP program reads our checkpoints. Beside that, as byte tensors of plain 
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from resumable_training.checkpoint.errors import NotPlain, StateMismatch
+from resumable_training.checkpoint.mismatch import without_wrappers
 from resumable_training.checkpoint.values import to_text
 
 SHARED_KEY = "resumable/shared"
@@ -55,14 +57,14 @@ class TrainingState:
         """The module that optimizer ``name`` works on; all modules as one if it spans several.
 
         Raises:
-            ValueError: it holds parameters of no tracked module.
+            StateMismatch: it holds parameters of no tracked module.
         """
         wanted = {id(p) for group in self.optimizers[name].param_groups for p in group["params"]}
         everything = nn.ModuleDict(self.modules)
         for module in (*self.modules.values(), everything):
             if wanted <= {id(parameter) for parameter in module.parameters()}:
                 return module
-        raise ValueError(f"optimizer {name!r} has parameters that belong to no tracked module")
+        raise StateMismatch(f"optimizer {name!r} has parameters that belong to no tracked module")
 
 
 def build_state_dict(
@@ -70,15 +72,18 @@ def build_state_dict(
 ) -> dict[str, Any]:
     """State dict for ``dcp.save``; tensors alias the live ones.
 
-    Values that every rank has are given by rank 0 alone, because DCP would otherwise keep whichever copy its
-    load balancing picks.
+    Values that every rank has, and that may differ between them, are given by rank 0 alone (buffers, which
+    DDP takes from rank 0 too, hyper-parameters, texts): DCP would otherwise keep whichever copy its load
+    balancing picks. Replicated parameters and their optimizer state are alike, and stay balanced.
 
     Raises:
         NotPlain: a value that could only be saved with pickle.
     """
-    result: dict[str, Any] = {name: get_model_state_dict(module) for name, module in state.modules.items()}
+    result: dict[str, Any] = {
+        name: _module_entries(name, module, rank) for name, module in state.modules.items()
+    }
     for name in state.optimizers:
-        result[name] = optimizer_state_dict(state, name)
+        result[name] = _optimizer_entries(state, name, rank)
     for name, thing in state.stateful.items():
         result.update(_stateful_entries(name, thing, rank))
     for name, data in per_rank.items():
@@ -86,6 +91,28 @@ def build_state_dict(
     if rank == 0:
         result[SHARED_KEY] = byte_tensor(to_text(dict(shared), where="shared"))
     return result
+
+
+def _module_entries(name: str, module: nn.Module, rank: int) -> dict[str, Any]:
+    entries: dict[str, Any] = get_model_state_dict(module)
+    for key, value in entries.items():
+        require_readable(value, f"{name}.{key}")
+    if rank == 0:
+        return entries
+    buffers = {without_wrappers(key) for key, _ in module.named_buffers()}
+    return {
+        key: value
+        for key, value in entries.items()
+        if isinstance(value, DTensor)
+        or (isinstance(value, torch.Tensor) and without_wrappers(key) not in buffers)
+    }
+
+
+def _optimizer_entries(state: TrainingState, name: str, rank: int) -> dict[str, Any]:
+    entries = optimizer_state_dict(state, name)
+    for key, values in entries.get("state", {}).items():
+        require_readable(values, f"{name}.state[{key}]")
+    return entries if rank == 0 else {"state": entries.get("state", {})}
 
 
 def per_rank_key(rank: int, name: str) -> str:
@@ -130,7 +157,7 @@ def optimizer_state_dict(state: TrainingState, name: str) -> dict[str, Any]:
         result: dict[str, Any] = dict(get_optimizer_state_dict(state.owner_of(name), optimizer))
     for index, group in enumerate(result["param_groups"]):
         for key, value in group.items():
-            _require_plain(value, f"{name}.param_groups[{index}].{key}")
+            require_readable(value, f"{name}.param_groups[{index}].{key}")
     return result
 
 
@@ -149,18 +176,32 @@ def _never_stepped(optimizer: Optimizer) -> Iterator[None]:
             stand_in.grad = None
 
 
-def _require_plain(value: Any, where: str) -> None:
+def require_readable(value: Any, where: str) -> None:
+    """Refuse what could be written and never read again: DCP pickles it, and a resume unpickles plain values.
+
+    Raises:
+        NotPlain: the text says what it is.
+    """
     if value is None or isinstance(value, (*_PLAIN, torch.Tensor)):
         return
-    if isinstance(value, (list, tuple)):
+    if type(value) in (list, tuple):
         for item in value:
-            _require_plain(item, where)
-        return
-    if isinstance(value, dict):
-        for item in value.values():
-            _require_plain(item, where)
-        return
-    raise NotPlain(f"{where} is a {type(value).__qualname__}; a resume can't read it without pickle")
+            require_readable(item, where)
+    elif type(value) is dict:
+        for item in (*value, *value.values()):
+            require_readable(item, where)
+    else:
+        _try_to_read(value, where)
+
+
+def _try_to_read(value: Any, where: str) -> None:
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+        torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+    except Exception as error:  # pickle may raise anything, the user's own __reduce__ too
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise NotPlain(f"{where} is a {kind}; a resume can't read it without pickle") from error
 
 
 def flat_modules(state: TrainingState) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
