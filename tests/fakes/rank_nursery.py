@@ -1,8 +1,8 @@
 """A process that has imported torch once and forks ranks for the tests of the loop, in milliseconds each.
 
 Protocol: one JSON object a line on standard input, one line of JSON in answer to each. ``start``
-{environment, scenario, options, output} -> {pid}; ``wait`` {pid, seconds} -> {code} (None: still running); ``kill`` {pid,
-signal} -> {}. The end of its input kills what is left.
+{environment, scenario, options, output} -> {pid}; ``wait`` {pid, seconds} -> {code} (None:
+still running); ``kill`` {pid, signal} -> {}. The end of its input kills what is left.
 """
 
 import atexit
@@ -73,8 +73,8 @@ def become_rank(command: dict) -> None:
     os.environ.update(command["environment"])
     code = 1
     try:
-        scenarios = importlib.import_module("loop_scenarios")
-        getattr(scenarios, command["scenario"])(**command["options"])
+        module, _, name = command["scenario"].rpartition(":")
+        getattr(importlib.import_module(module or "loop_scenarios"), name)(**command["options"])
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1

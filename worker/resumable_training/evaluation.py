@@ -27,7 +27,7 @@ class Evaluation:
         self._batches = batches
         self._main_only = main_only
         self._before = ""
-        self._open = False
+        self._key = ""  # that tells the other ranks, with main_only
 
     def __bool__(self) -> bool:
         """Whether this rank evaluates."""
@@ -36,6 +36,11 @@ class Evaluation:
     def __enter__(self) -> Evaluation:
         session = self._session
         if session.current is not None:
+            if not session.current.applied:
+                session.warn(
+                    "run.evaluating() in a step whose optimizer has not stepped: call it later, or a drain"
+                    " in the evaluation commits the step without its update"
+                )
             session.current.complete()
         if session.evaluation_depth == 0:
             self._before = session.clock.phase
@@ -43,7 +48,9 @@ class Evaluation:
             session.clock.enter("evaluating")
             session.watcher.evaluating()
         session.evaluation_depth += 1
-        self._open = True
+        if self._main_only:
+            session.main_evaluations += 1
+            self._key = f"evaluated/{session.main_evaluations}"
         poll(session)
         return self
 
@@ -51,8 +58,11 @@ class Evaluation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         session = self._session
-        if self._main_only and kind in (None, GeneratorExit):  # the latter: the script left its loop by break
-            self._meet()
+        if self._main_only and not session.drained:
+            if session.main:
+                self._release()  # also after an error, which the script may catch
+            elif kind in (None, GeneratorExit):  # the latter: the script left its loop by break
+                self._wait_for_main()
         session.evaluation_depth -= 1
         if session.evaluation_depth == 0:
             if session.evaluation_rng is not None and not session.drained:
@@ -71,18 +81,19 @@ class Evaluation:
                     poll(self._session)
                     yield batch
 
-    def _meet(self) -> None:
+    def _release(self) -> None:
+        try:
+            self._session.group.store.set(self._key, "1")
+        except RuntimeError as error:  # in torchrun's agent
+            raise PeerLost(f"the store went away while rank 0 evaluated: {error}") from error
+
+    def _wait_for_main(self) -> None:
         """Ranks without a part in it wait until rank 0 is through, and can stop while they wait."""
         session = self._session
-        session.waited_evaluations += 1
-        key = f"evaluated/{session.waited_evaluations}"
         store = session.group.store
         try:
-            if session.main:
-                store.set(key, "1")
-                return
             pause = threading.Event()
-            while not store.check([key]):
+            while not store.check([self._key]):
                 if session.agreement.stops_before((session.step + 1, 0)):
                     stop_drained(session)
                 session.clock.beat()

@@ -36,8 +36,10 @@ class Step:
         self._strict = strict
         self._piece: Piece | None = None
         self._consumed = 0
+        self.exhausted = plan is None  # its micro-batches came to their end: the last one's backward was done
         self._weighted = False
         self._done = False
+        self._optimizer_steps = session.optimizer_steps
 
     @property
     def first_sample(self) -> int:
@@ -50,6 +52,13 @@ class Step:
         return self._plan.size if self._plan is not None else 1
 
     @property
+    def advance(self) -> int:
+        """By how much the job's count of samples grows: with what ``drop_last`` leaves out before them."""
+        if self._plan is None or self._data is None:
+            return 1
+        return self._plan.stop - self._data.position
+
+    @property
     def micro_batches(self) -> int:
         """How many micro-batches this step has, the same on all ranks."""
         return len(self._plan.pieces) if self._plan is not None else 0
@@ -58,6 +67,13 @@ class Step:
     def whole(self) -> bool:
         """Whether all micro-batches have been taken."""
         return self._consumed == self.micro_batches
+
+    @property
+    def applied(self) -> bool:
+        """Whether a tracked optimizer has stepped since the step began; without one, nobody can tell."""
+        session = self._session
+        unknown = session.tracked is None or not session.tracked.optimizers
+        return unknown or session.optimizer_steps > self._optimizer_steps
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's micro-batches."""
@@ -76,6 +92,7 @@ class Step:
             self._piece = piece
             self._consumed = number
             yield batch
+        self.exhausted = True
 
     @property
     def weight(self) -> float:
@@ -144,7 +161,7 @@ class Step:
         session.steps_here += 1
         session.polls = 0
         session.current = None
-        session.samples = plan.stop if plan is not None else self.number
+        session.samples += self.advance
         if session.samples <= session.launch.high_water_samples:
             session.rework_steps += 1
         if plan is not None and self._data is not None:
@@ -185,7 +202,16 @@ def run_steps(session: Session, data: Data | None, until: int | None, strict: bo
     """The generator behind ``run.steps``."""
     if session.finished and session.drained:
         raise UserError("the run is over")
-    session.finished = False
+    if session.looping:
+        raise UserError("run.steps is being iterated already: its loops follow one another, none in another")
+    session.finished, session.looping = False, True
+    try:
+        yield from _steps(session, data, until, strict)
+    finally:
+        session.looping = False
+
+
+def _steps(session: Session, data: Data | None, until: int | None, strict: bool) -> Iterator[Step]:
     plans = data.plans() if data is not None else None
     batches = data.micro_batches() if data is not None else iter(())
     if session.saver is not None:
@@ -211,14 +237,19 @@ def run_steps(session: Session, data: Data | None, until: int | None, strict: bo
 
 
 def _kind(session: Session, step: Step) -> StepKind:
-    start = step.first_sample
-    share = rework_share(start, start + step.samples, session.launch.high_water_samples)
+    start = session.samples
+    share = rework_share(start, start + step.advance, session.launch.high_water_samples)
     return StepKind(session.steps_here == 0, share)
 
 
 def _left_early(session: Session, step: Step) -> None:
-    """``break``. The step counts if its micro-batches were taken; no commit: other ranks may not be here."""
-    if step.whole:
+    """``break``, or an error, which looks the same from here. No commit: other ranks may not be here.
+
+    The step counts if its micro-batches came to an end and the optimizer has stepped. An error in the last
+    one, as when a peer dies in its backward, or before the optimizer, leaves a step that was never applied:
+    what is saved afterwards must not claim samples that never reached the weights.
+    """
+    if step.exhausted and step.applied:
         step.complete()
     session.current = None
     session.clock.enter("closing")
@@ -234,7 +265,9 @@ def _finish(session: Session) -> None:
 
 def _meet(session: Session) -> None:
     launch = session.launch
-    meet_at_end(session.group.store, launch.rank, launch.world_size, session.step, _MEET_SECONDS)
+    session.meetings += 1
+    name = f"end/{session.meetings}/{session.step}"  # a name of its own each time, or nobody would wait
+    meet_at_end(session.group.store, launch.rank, launch.world_size, name, _MEET_SECONDS)
 
 
 def stop_drained(session: Session) -> None:

@@ -179,8 +179,10 @@ def _meet(store: Store, launch: Launch, deadline: float) -> None:
         raise PeerLost(f"rank 0's store went away: {error}") from error
 
 
-def meet_at_end(store: Store, rank: int, world_size: int, step: int, timeout_seconds: float) -> None:
+def meet_at_end(store: Store, rank: int, world_size: int, name: str, timeout_seconds: float) -> None:
     """No rank passes before all have come: whoever leaves now can't break a collective of the others.
+
+    ``name`` is of this meeting alone.
 
     Raises:
         PeerLost: a rank did not come.
@@ -188,7 +190,7 @@ def meet_at_end(store: Store, rank: int, world_size: int, step: int, timeout_sec
     if world_size == 1:
         return
     try:
-        _pass_together(store, f"end/{step}", rank, world_size, time.monotonic() + timeout_seconds)
+        _pass_together(store, name, rank, world_size, time.monotonic() + timeout_seconds)
     except (RuntimeError, StartTimeout) as error:
         raise PeerLost(f"not all ranks came to the end of the loop: {error}") from error
 

@@ -71,14 +71,14 @@ def derive(*numbers: int | str) -> int:
 def seed_all(seed: int) -> None:
     """Seed python, numpy and torch (all devices)."""
     seed_cpu(seed)
-    torch.manual_seed(seed)
+    torch.manual_seed(seed & _WORD)
 
 
 def seed_cpu(seed: int) -> None:
     """Seed python's, numpy's and torch's CPU generator; cheap enough to do for every sample."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(seed)
+    torch.default_generator.manual_seed(seed & _WORD)  # which is what torch does with a negative one
 
 
 def seed_rank(seed: int, rank: int, step: int) -> None:

@@ -41,6 +41,7 @@ class Session:
     step: int = 0
     samples: int = 0
     steps_here: int = 0
+    optimizer_steps: int = 0
     rework_steps: int = 0
     polls: int = 0
     extras: dict[str, Any] = field(default_factory=dict)
@@ -50,9 +51,11 @@ class Session:
     saver: Saver | None = None
     current: Step | None = None
     evaluation_depth: int = 0
-    waited_evaluations: int = 0
+    main_evaluations: int = 0
     evaluation_rng: bytes | None = None
     evaluation_cut: bool = False
+    looping: bool = False
+    meetings: int = 0
     finished: bool = False
     drained: bool = False
     warned: set[str] = field(default_factory=set)
@@ -65,6 +68,10 @@ class Session:
     def epoch(self) -> int:
         """Of the next sample; 0 without data."""
         return max((data.epoch for data in self.datasets.values()), default=0)
+
+    def count_optimizer_step(self, *_: Any) -> None:
+        """Hook of every tracked optimizer."""
+        self.optimizer_steps += 1
 
     def warn(self, message: str) -> None:
         """Tell the user once: on standard error and, by way of the agent, in the job's events."""

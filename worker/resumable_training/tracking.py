@@ -191,11 +191,13 @@ def _settle_buckets(ddp: DistributedDataParallel) -> None:
     if any(parameter.grad is not None for parameter in parameters):
         raise UserError("run.ddp(model) comes before the first backward")
     ddp.module = _SumOfParameters(parameters)
+    buffers, ddp.modules_buffers = ddp.modules_buffers, []  # the stand-in has none to synchronise
     try:
         for _ in range(2):  # the second forward rebuilds, and must be followed by a backward
             ddp().backward()
     finally:
         ddp.module = model
+        ddp.modules_buffers = buffers
         for parameter in parameters:
             parameter.grad = None
     _settled.add(ddp)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from resumable_training.checkpoint.errors import NotPlain
 from resumable_training.data.loader import LoaderOptions, keys_of, micro_batches
 from resumable_training.data.order import Stream
 from resumable_training.data.position import BatchSizes, IterableData, MapData, Place, check_fingerprint
@@ -175,3 +176,28 @@ def test_an_iterables_padding_repeats_a_sample() -> None:
     """A rank with fewer samples than micro-batches repeats its last one instead of taking another."""
     data = IterableData("stream", Counter(100), BatchSizes(3, 1), Place(0, 2), None)
     assert [batch.tolist() for batch in take(data, 4)] == [[0], [0], [1], [1]]
+
+
+def test_an_iterables_state_may_hold_arrays_and_tensors() -> None:
+    """NumPy's numbers and tensors come back as they were; what only pickle could keep is refused."""
+    state = {"at": np.int64(3), "seen": np.arange(3), "carry": torch.ones(2), "key": (1, "a")}
+    dataset, fresh = Counter(9), Counter(9)
+    dataset.state_dict = lambda: state  # type: ignore[method-assign]
+    back: list[dict] = []
+    fresh.load_state_dict = back.append  # type: ignore[method-assign]
+    place, sizes = Place(0, 1), BatchSizes(4, 4)
+    saved = IterableData("train", dataset, sizes, place, None).rank_state()
+    IterableData("train", fresh, sizes, place, None).load_rank_state(saved, 1)
+    (found,) = back
+    assert (found["at"], found["key"]) == (3, (1, "a"))
+    assert found["seen"].tolist() == [0, 1, 2]
+    assert torch.equal(found["carry"], torch.ones(2))
+    state["open"] = object()
+    with pytest.raises(NotPlain, match=r"the state of the data 'train'\.open is a builtins\.object"):
+        IterableData("train", dataset, sizes, place, None).rank_state()
+
+
+def test_pinning_without_an_accelerator_is_ignored() -> None:
+    """As in a DataLoader, so that one script runs on machines with and without."""
+    batches = make(options=LoaderOptions(pin_memory=True)).micro_batches()
+    assert next(batches).shape == (2,)

@@ -20,7 +20,10 @@ def nursery() -> Iterator[Nursery]:
 
 @pytest.fixture
 def start_ranks(nursery: Nursery, tmp_path: Path) -> Iterator[Callable[..., Ranks]]:
-    """Starts one attempt after the other, each with its own number, over one checkpoint directory."""
+    """Starts one attempt after the other, each with its own number, over one checkpoint directory.
+
+    ``scenario``: a function of ``loop_scenarios``, or "module:function".
+    """
     attempts = itertools.count(1)
     started: list[Ranks] = []
     with tempfile.TemporaryDirectory(prefix="rt-") as sockets:
@@ -35,6 +38,7 @@ def start_ranks(nursery: Nursery, tmp_path: Path) -> Iterator[Callable[..., Rank
             environment: dict[str, str] | None = None,
             port: int | None = None,
             absent: tuple[int, ...] = (),
+            attempt: int | None = None,
             **options: Any,
         ) -> Ranks:
             variables = dict(environment or {})
@@ -46,7 +50,7 @@ def start_ranks(nursery: Nursery, tmp_path: Path) -> Iterator[Callable[..., Rank
                 nursery,
                 tmp_path,
                 world_size,
-                next(attempts),
+                attempt or next(attempts),
                 scenario,
                 options,
                 variables,

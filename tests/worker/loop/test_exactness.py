@@ -128,3 +128,16 @@ def test_another_global_batch_is_allowed(start_ranks: Callable[..., Ranks]) -> N
     ranks = start_ranks("train", 1, until=4, global_batch=40, length=64)
     assert ranks.codes() == [0], ranks.output()
     assert ranks.results()[0]["epoch"] == (30 + 40) // 64
+
+
+@pytest.mark.parametrize(("world_size", "wrap"), [(2, "ddp"), (3, "ddp"), (2, "fsdp")])
+def test_running_statistics_are_rank_0s(
+    start_ranks: Callable[..., Ranks], world_size: int, wrap: str
+) -> None:
+    """Buffers that differ between ranks come back as rank 0 had them, in the model and in its average."""
+    whole = start_ranks("odd_scenarios:batch_norm", world_size, checkpoints="a", until=6, wrap=wrap)
+    assert whole.codes() == [0] * world_size, whole.output()
+    for until in (3, 6):
+        ranks = start_ranks("odd_scenarios:batch_norm", world_size, checkpoints="b", until=until, wrap=wrap)
+        assert ranks.codes() == [0] * world_size, ranks.output()
+    assert ranks.results()[0] == whole.results()[0]

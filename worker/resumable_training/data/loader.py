@@ -7,8 +7,10 @@ Nothing here draws from the global random number generators: a sample's augmenta
 from __future__ import annotations
 
 import signal
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from multiprocessing.util import Finalize
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +19,8 @@ from torch.utils.data import DataLoader, default_collate
 from resumable_training import rng
 from resumable_training.data.order import Stream
 from resumable_training.data.split import StepPlan
+
+_BEFORE_PROCESSES_ARE_AWAITED = 10  # finalizers of priority 0 and more run before that
 
 Key = tuple[int, int]  # epoch, dataset index
 Collate = Callable[[list[Any]], Any]
@@ -127,20 +131,33 @@ def micro_batches(
         multiprocessing_context=options.multiprocessing_context,
         generator=generator,
     )
-    return iter(loader)
+    batches = iter(loader)
+    Finalize(None, _end_workers, args=(weakref.ref(batches),), exitpriority=_BEFORE_PROCESSES_ARE_AWAITED)
+    return batches
+
+
+def _end_workers(loader: Callable[[], Any]) -> None:
+    """Let the workers go when this process exits and the script still holds their batches.
+
+    ``multiprocessing`` would send them the SIGTERM that they ignore, and wait for them for ever.
+    """
+    batches = loader()
+    if batches is not None:
+        batches._shutdown_workers()
 
 
 def _in_process(
     samples: torch.utils.data.Dataset[Any], keys: Iterable[list[Key]], options: LoaderOptions
 ) -> Iterator[Any]:
     collate = options.collate_fn or default_collate
+    pins = options.pin_memory and torch.accelerator.is_available()  # without one, as in DataLoader, ignored
     for batch in keys:
         if options.sample_rng:
             with rng.isolated():
                 result = collate([samples[key] for key in batch])
         else:
             result = collate([samples[key] for key in batch])
-        yield _pinned(result) if options.pin_memory else result
+        yield _pinned(result) if pins else result
 
 
 def _pinned(batch: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import default_collate
 
+from resumable_training.checkpoint.values import from_text, to_text
 from resumable_training.data import loader, split
 from resumable_training.data.order import ORDER_VERSION, Stream
 from resumable_training.errors import DataChanged, UserError
@@ -217,9 +218,15 @@ class IterableData:
         return {"kind": "iterable", "version": self._version}
 
     def rank_state(self) -> bytes | None:
-        """The dataset's own state, as ``torch.save`` writes it."""
+        """The dataset's own state: its text and the tensors in it, as ``torch.save`` writes them.
+
+        Raises:
+            NotPlain: something in it could only be kept with pickle.
+        """
+        tensors: list[Any] = []
+        text = to_text(self._dataset.state_dict(), tensors, where=f"the state of the data {self.name!r}")
         buffer = io.BytesIO()
-        torch.save(self._dataset.state_dict(), buffer)
+        torch.save({"text": text, "tensors": tensors}, buffer)
         return buffer.getvalue()
 
     def load_rank_state(self, data: bytes | None, saved_world_size: int) -> None:
@@ -227,7 +234,8 @@ class IterableData:
         DataChanged: the state was saved by another number of ranks, or for none of this rank's number.
         """
         if data is not None and saved_world_size == self._place.world_size:
-            self._dataset.load_state_dict(torch.load(io.BytesIO(data), weights_only=True))
+            saved = torch.load(io.BytesIO(data), weights_only=True)
+            self._dataset.load_state_dict(from_text(saved["text"], saved["tensors"]))
         elif not self.accept_changes:
             raise DataChanged(
                 f"the iterable dataset {self.name!r} was saved by {saved_world_size} ranks and there are "
