@@ -83,8 +83,8 @@ def train(
 ) -> None:
     """A training; its outcome goes to ``result`` + rank as JSON.
 
-    ``die`` {step, rank}: SIGKILL itself in that step, before the optimizer. ``step_seconds``: extra seconds by
-    step number, spent before the backward. ``evaluate`` {every, batches, seconds, how}. ``signal_file``:
+    ``die`` {step, rank}: SIGKILL itself in that step, before the optimizer. ``step_seconds``: extra seconds
+    by step number, spent before the backward. ``evaluate`` {every, batches, seconds, how}. ``signal_file``:
     made by rank 0 when step ``signal_step`` has begun.
     """
     run = rt.start(seed=7)

@@ -171,6 +171,7 @@ class Saver:
                 "disagreeing": tracking.disagreeing_schedulers(session.tracked),
             },
             "evaluation_cut": session.evaluation_depth > 0,
+            "save_cost": {"blocking": self._measured_blocking, "durable": self._measured_durable},
         }
 
     def _per_rank(self) -> dict[str, bytes]:
@@ -196,6 +197,7 @@ class Saver:
         report = self._engine.restore(self._state)
         if report is None:
             session.report(rankwire.RESTORED, step=0, samples=0, checkpoint="", seconds=0.0)
+            session.say("no checkpoint yet: starting at step 0")
             return
         session.step, session.samples = report.step, report.samples
         self.last_step = report.step
@@ -204,6 +206,8 @@ class Saver:
         session.clock.at(report.step, report.samples)
         session.extras.clear()
         session.extras.update(self.restored.get("extras", {}))
+        cost = self.restored.get("save_cost") or {}  # of the save before: the interval goes on from there
+        self._measured_blocking, self._measured_durable = cost.get("blocking"), cost.get("durable")
         session.evaluation_cut = bool(self.restored.get("evaluation_cut"))
         if session.seed is None:
             session.seed = self.restored.get("seed")

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resumable_training.checkpoint.mismatch import compare, likely_renames
+from resumable_training.checkpoint.mismatch import REMEDY, compare, likely_renames
 
 
 def test_all_in_one_message() -> None:
@@ -24,6 +24,7 @@ def test_all_in_one_message() -> None:
         "    model.old [9]",
         "  of another shape (1):",
         "    model.fc.bias: saved [5], now [4]",
+        REMEDY,
     ]
 
 

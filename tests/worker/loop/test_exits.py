@@ -77,3 +77,24 @@ def test_a_failing_rank_ends_at_once(before: str) -> None:
     assert result.returncode == 87
     assert result.stdout == "out"
     assert "rank 3 is missing" in result.stderr
+
+
+def test_the_users_error_shows_the_users_lines(tmp_path) -> None:
+    """No frame of this library and no chain of causes stands between the script's line and the message."""
+    (tmp_path / "mine.py").write_text(
+        "from resumable_training.health.exits import end_at_once_on_error\n"
+        "from resumable_training.data.split import check_sizes\n"
+        "from resumable_training.errors import UserError\n"
+        "import resumable_training.run as run\n"
+        "end_at_once_on_error()\n"
+        "try:\n"
+        "    raise KeyError('inner')\n"
+        "except KeyError:\n"
+        "    run._loader_options({'wrong': 1})\n"
+    )
+    done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 81
+    assert "mine.py" in done.stderr
+    assert "run.data does not know wrong" in done.stderr
+    assert "resumable_training/run.py" not in done.stderr
+    assert "KeyError" not in done.stderr

@@ -22,7 +22,7 @@ EVERY_60_SECONDS = CheckpointConfig(every_seconds=60.0)
         (EVERY_60_SECONDS, Measured(2.0, 20.0), 100, 100, Announcement(120, 115)),  # 30 s are 15 steps
         (EVERY_60_SECONDS, Measured(2.0, 90.0), 100, 100, Announcement(101, 101)),  # late: the next step
         (EVERY_60_SECONDS, Measured(600.0, 0.0), 5, 5, Announcement(6, 6)),  # a step longer than the interval
-        (CheckpointConfig(), Measured(1.0), 0, 10, Announcement(30, 10)),  # auto, nothing measured: 30 s
+        (CheckpointConfig(), Measured(0.5), 0, 10, Announcement(20, 10)),  # auto, nothing measured: 10 s
     ],
 )
 def test_announcements(

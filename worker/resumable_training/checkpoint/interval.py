@@ -10,7 +10,7 @@ from resumable_training.contract.formulas import daly_interval, young_interval
 
 __all__ = ["FIRST_SAVE_SECONDS", "auto_interval", "daly_interval", "young_interval"]
 
-FIRST_SAVE_SECONDS = 30.0  # until one save has been measured
+FIRST_SAVE_SECONDS = 10.0  # until one save has been measured
 
 
 def auto_interval(

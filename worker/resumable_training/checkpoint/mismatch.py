@@ -9,6 +9,9 @@ from dataclasses import dataclass, field, replace
 Shape = tuple[int, ...] | None  # None: a value that is no tensor
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+REMEDY = (
+    "Go on with the model and optimizer that made it, or train the new ones with another checkpoint directory"
+)
 _MOST_COMPARED = 20_000  # pairs of names; similarity is worth seconds, not minutes
 
 
@@ -49,6 +52,7 @@ class Mismatch:
                 for key, (saved, now) in sorted(self.reshaped.items())
             ],
         )
+        lines.append(REMEDY)
         return "\n".join(lines)
 
     def _missing_line(self, key: str) -> str:

@@ -24,6 +24,7 @@ _PEER_TEXT = re.compile(
     r"|failed to recv, got 0 bytes|connection was likely closed",
     re.IGNORECASE | re.DOTALL,
 )
+_LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH_ERRORS = ("DistBackendError", "DistNetworkError", "DistStoreError", "DistError")
 
 
@@ -57,6 +58,7 @@ def end_at_once_on_error() -> None:
     pid = os.getpid()
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        trace = for_people(error, trace)
         try:
             previous(kind, error, trace)
         except Exception:  # noqa: BLE001 - a broken hook of the script's must not hide the error
@@ -65,6 +67,23 @@ def end_at_once_on_error() -> None:
             exit_now(exit_code_of(error))
 
     sys.excepthook = hook
+
+
+def for_people(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
+    """The traceback of an error that its user has to mend: the script's own lines; the text says the rest."""
+    if getattr(error, "exit_code", None) != exitcodes.USER_ERROR:
+        return trace
+    error.__cause__, error.__suppress_context__ = None, True
+    own: list[TracebackType] = []
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_LIBRARY):
+            own.append(trace)
+        trace = trace.tb_next
+    kept: TracebackType | None = None
+    for part in reversed(own):
+        kept = TracebackType(kept, part.tb_frame, part.tb_lasti, part.tb_lineno)
+    error.__traceback__ = kept
+    return kept
 
 
 def exit_now(code: int) -> None:
