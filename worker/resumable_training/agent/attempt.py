@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -85,7 +86,7 @@ class Attempt:
             await self._link.open()
             for local in range(0 if self.ending else member.ranks):  # it may have been stopped meanwhile
                 self._start_rank(local)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: what no process can be given, a zero byte
             self._not_started(numbers[len(self.ranks)], error)
         else:
             self._emit(events.RANKS_STARTED, {"ranks": [rank.number for rank in self.ranks]})
@@ -114,7 +115,7 @@ class Attempt:
         plan = rank_plan(spec, assignment, local, files, os.environ)
         try:
             started = self._context.starter.start(plan)
-        except OSError:
+        except (OSError, ValueError):
             page.close()
             raise
         self._context.guard.add(started.pid)
@@ -122,10 +123,11 @@ class Attempt:
         output = self._context.pump.add(started.output, prefix, log_path(spec, assignment.attempt, number))
         self.ranks.append(Rank(number, started, page, page_path, stacks_path, output, time.monotonic()))
 
-    def _not_started(self, number: int, error: OSError) -> None:
-        """The machine's fault (no processes, no disk), told as a rank that never came up."""
+    def _not_started(self, number: int, error: Exception) -> None:
+        """Told as a rank that never came up: the machine's fault (no processes, no disk), or the user's."""
         tail = ("the agent could not start rank %d: %s" % (number, error),)
-        code = exitcodes.START_TIMEOUT
+        users = isinstance(error, ValueError) or getattr(error, "errno", None) == errno.E2BIG
+        code = exitcodes.USER_ERROR if users else exitcodes.START_TIMEOUT
         self._emit(events.RANK_EXITED, RankExit(number, code, own=True, early=True, tail=tail))
         self.end(events.FAILED)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Mapping, Optional
 
+from resumable_training.agent.http import is_number
 from resumable_training.contract import signing
 
 BAD_SIGNATURE = "bad_signature"
@@ -61,7 +62,7 @@ class Gate:
         """
         key = self._key(headers.get(signing.HEADER_KEY_ID.lower(), ""))
         text = headers.get(signing.HEADER_COUNTER.lower(), "")
-        counter = int(text) if text.isdigit() and len(text) < 20 else 0
+        counter = int(text) if is_number(text) and len(text) < 20 else 0
         caller = Caller(key, counter)
         if headers.get(signing.HEADER_BOOT_ID.lower()) != self.boot_id:
             raise Denied(WRONG_BOOT, "signed for another boot of this agent", caller)

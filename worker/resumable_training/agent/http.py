@@ -55,15 +55,20 @@ async def read_request(reader: asyncio.StreamReader) -> Optional[HttpRequest]:
     if "transfer-encoding" in headers:
         raise BadRequest(411, "send a content-length")
     length = headers.get("content-length", "0")
-    if not length.isdigit():
+    if not is_number(length):
         raise BadRequest(400, "content-length is not a number")
-    if int(length) > BODY_LIMIT:
+    if len(length) > 18 or int(length) > BODY_LIMIT:
         raise BadRequest(413, "the body is larger than %d bytes" % BODY_LIMIT)
     try:
         body = await reader.readexactly(int(length))
     except asyncio.IncompleteReadError:
         return None
     return HttpRequest(method, target, headers, body)
+
+
+def is_number(text: str) -> bool:
+    """``isdigit`` alone is true of more than ``int`` takes."""
+    return text.isascii() and text.isdigit()
 
 
 def _parse_head(head: bytes) -> "tuple[str, str, Dict[str, str]]":

@@ -107,6 +107,8 @@ class RankLink:
                     self._on_message(link.rank, link.pid, message)
         except ConnectionError:
             pass  # the rank's end is seen by waitpid
+        except asyncio.CancelledError:
+            pass  # the agent ends; passed on, asyncio would log a traceback
         finally:
             if link is not None:
                 link.ended = True

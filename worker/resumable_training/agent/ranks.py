@@ -57,6 +57,7 @@ class RankStarter(Protocol):
 
         Raises:
             OSError: no process could be made.
+            ValueError: its arguments or variables can be those of no process.
         """
         ...
 
@@ -73,7 +74,7 @@ class ColdStarter:
         try:
             arguments = [str(os.getpid()), plan.directory, *plan.command]
             pid = spawn("trampoline", arguments, plan.environment, {1: write, 2: write})
-        except OSError:
+        except (OSError, ValueError):
             os.close(read)
             raise
         finally:

@@ -111,6 +111,8 @@ class Server:
             writer.write(http.reply(error.status, body, {}, keep_alive=False))
         except (OSError, asyncio.TimeoutError):
             pass  # the peer's trouble; it comes back
+        except asyncio.CancelledError:
+            pass  # the agent ends; passed on, asyncio would log a traceback for every connection
         finally:
             self._writers.discard(writer)
             if self.is_cut():
@@ -212,7 +214,7 @@ class Server:
     def _first_wanted(self, request: HttpRequest) -> int:
         """The number after which to begin. One that this boot never reached is another boot's: all is new."""
         text = parse_qs(urlsplit(request.target).query).get("after", ["0"])[0]
-        if not text.isdigit():
+        if not http.is_number(text) or len(text) > 18:
             raise BadRequest(400, "after=%s is not a number" % text)
         return int(text) if int(text) <= self._log.last_seq else 0
 
