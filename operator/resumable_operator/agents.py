@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 FIRST_RETRY_SECONDS = 0.1
 LAST_RETRY_SECONDS = 2.0
 LAST_WORDS_SECONDS = 0.5
+TICK_SECONDS = 0.5
+GAP_SECONDS = 3.0  # between ticks: this process was paused
 
 
 class AgentPool:
@@ -43,6 +46,8 @@ class AgentPool:
         self._jobs: dict[str, dict[str, _Link]] = {}
         self._session: aiohttp.ClientSession | None = None
         self._on_change: Callable[[str], None] = lambda _key: None
+        self._ticked_at, self._awake_since = time.monotonic(), clock.now()
+        self._ticker: asyncio.Task[None] | None = None
 
     def subscribe(self, on_change: Callable[[str], None]) -> None:
         """Call ``on_change(job_key)`` when an agent says something new or its stream breaks or is back."""
@@ -68,7 +73,8 @@ class AgentPool:
 
     def agents(self, job_key: str) -> dict[str, Agent]:
         """What is known of each agent."""
-        return {worker: link.view() for worker, link in self._jobs.get(job_key, {}).items()}
+        awake_since = self._look_at_clock()
+        return {worker: link.view(awake_since) for worker, link in self._jobs.get(job_key, {}).items()}
 
     def events(self, job_key: str, cursors: dict[str, int]) -> tuple[TimedEvent, ...]:
         """Events above the cursors, in order of time (of one agent: in order of number)."""
@@ -113,16 +119,34 @@ class AgentPool:
         """End all streams."""
         for job_key in list(self._jobs):
             await self.forget(job_key)
+        if self._ticker is not None:
+            self._ticker.cancel()
         if self._session is not None:
             await self._session.close()
 
     def _open(self, job_key: str, endpoint: Endpoint, cursors: dict[str, int]) -> _Link:
         if self._session is None:
             self._session = new_session()
+            self._ticker = asyncio.create_task(self._tick(), name="clock of the agent pool")
         client = AgentClient(self._session, endpoint)
         link = _Link(client, self._clock, dict(cursors), lambda: self._on_change(job_key))
         link.start()
         return link
+
+    async def _tick(self) -> None:
+        while True:
+            self._look_at_clock()
+            await asyncio.sleep(TICK_SECONDS)
+
+    def _look_at_clock(self) -> float:
+        """Since when this process has run without a pause.
+
+        While it was stopped, or its loop blocked, nobody could have been heard: that silence proves nothing.
+        """
+        ticked_at, self._ticked_at = self._ticked_at, time.monotonic()
+        if self._ticked_at - ticked_at > GAP_SECONDS:
+            self._awake_since = self._clock.now()
+        return self._awake_since
 
     def _link(self, job_key: str, worker: str) -> _Link:
         link = self._jobs.get(job_key, {}).get(worker)
@@ -162,10 +186,11 @@ class _Link:
     def worker(self) -> str:
         return self.client.endpoint.worker
 
-    def view(self) -> Agent:
+    def view(self, awake_since: float) -> Agent:
         state = self.state
         outdated = state is not None and state.contract_version < CONTRACT_VERSION
-        return Agent(self.worker, self.connected, state, self.last_heard, outdated)
+        heard = None if self.last_heard is None else max(self.last_heard, awake_since)
+        return Agent(self.worker, self.connected, state, heard, outdated)
 
     def answered(self, state: AgentState) -> AgentState:
         """Take note of the state in a reply."""

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from resumable_operator.clock import Clock
-from resumable_operator.cluster.local_files import RunFiles, RunLock, load_or_make_key, read_json
+from resumable_operator.cluster.local_files import RunFiles, RunLock, load_or_make_key, read_hint
 from resumable_operator.cluster.local_machines import Machine, Machines
 from resumable_operator.cluster.local_processes import kill_leftovers
-from resumable_operator.cluster.local_store import JobStore
+from resumable_operator.cluster.local_store import JobStore, StoreUnwritable
 from resumable_operator.cluster.local_worker import LocalWorker
 from resumable_operator.cluster.port import Change
 from resumable_operator.decide.observation import Disruption, Job, Node, Worker
@@ -71,6 +71,8 @@ class LocalCluster:
         self._watchers: set[asyncio.Queue[Change]] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lifeline: tuple[int, int] = (-1, -1)
+        self._submitted = False
+        self._unwritable = False
 
     async def __aenter__(self) -> LocalCluster:
         self.files.root.mkdir(parents=True, exist_ok=True)
@@ -104,6 +106,7 @@ class LocalCluster:
         Workers that an earlier, killed ``rtj run`` had in an attempt are shown as lost with their machine.
         """
         job = self.store.submit(name, spec)
+        self._submitted = True
         if job.status.attempt.state != "ended":
             for member in job.status.attempt.members:
                 if member.worker not in self._workers:
@@ -113,14 +116,26 @@ class LocalCluster:
 
     async def jobs(self) -> list[Job]:
         job = self.store.job()
+        if job is None and self._submitted:
+            raise FatalError(f"{self.files.job} was removed while its job ran")
         return [job] if job else []
 
     async def job(self, key: str) -> Job | None:
-        job = self.store.job()
-        return job if job and job.key == key else None
+        return next((job for job in await self.jobs() if job.key == key), None)
 
     async def write_status(self, job: Job, status: JobStatus) -> Job:
-        return self.store.write_status(job, status)
+        """In a thread: a disk that is busy with checkpoints can take seconds for a few bytes."""
+        try:
+            stored = await asyncio.to_thread(self.store.write_status, job, status)
+        except StoreUnwritable as error:
+            if not self._unwritable:
+                self._on_event("Warning", "StatusNotWritten", str(error))
+            self._unwritable = True
+            raise
+        if self._unwritable:
+            self._unwritable = False
+            await self.emit_event(job, "Normal", "StatusWritten", "the run directory can be written again")
+        return stored
 
     async def emit_event(
         self, job: Job, kind: Literal["Normal", "Warning"], reason: str, message: str
@@ -315,7 +330,7 @@ class LocalCluster:
             lifeline_fd=self._lifeline[0],
             drain_seconds=job.spec.recovery.drain_seconds,
             allow_faults=True,
-            environment={**container_environment(container), **self._environment, **self._devices(machine)},
+            environment={**self._environment, **container_environment(container), **self._devices(machine)},
         )
 
     def _devices(self, machine: Machine) -> dict[str, str]:
@@ -336,7 +351,7 @@ class LocalCluster:
 
     async def _clear_leftovers(self) -> None:
         """End what an earlier, killed run may have left."""
-        earlier = read_json(self.files.cluster) or {}  # is there only when its writer was killed
+        earlier = read_hint(self.files.cluster)  # is there only when its writer was killed
         left = await asyncio.to_thread(kill_leftovers, self.files.workers, earlier.get("machine_boot_id"))
         if left:
             raise FatalError(f"processes {left} of an earlier run in {self.files.root} can't be ended")
@@ -371,4 +386,4 @@ def worker_address(job_uid: str, place: int) -> str:
 
 def container_environment(container: dict[str, Any]) -> dict[str, str]:
     """``env`` of a container; ``valueFrom`` means nothing on one machine (the CLI refuses it)."""
-    return {str(entry["name"]): str(entry.get("value", "")) for entry in container.get("env", ())}
+    return {entry["name"]: entry.get("value") or "" for entry in container.get("env") or ()}

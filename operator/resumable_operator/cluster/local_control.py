@@ -16,12 +16,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from resumable_operator.cluster.local_files import RunFiles, is_live, read_json, write_json
+from resumable_operator.cluster.local_files import RunFiles, is_live, read_hint, write_json
 from resumable_operator.cluster.local_processes import machine_boot_id
 from resumable_operator.errors import ResumableError, UserError
 
 PREFIX = "rtj-"
 LINE_BYTES = 65536
+SOCKET_DIRECTORY_BYTES = 80
 CALL_SECONDS = 30.0
 
 Answer = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -39,7 +40,7 @@ class ControlServer:
 
     async def __aenter__(self) -> ControlServer:
         self._remove_earlier()
-        self._directory = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._directory = _short_directory()
         path = self._directory / "control"
         self._server = await asyncio.start_unix_server(self._serve, path, limit=LINE_BYTES)
         path.chmod(0o600)
@@ -62,8 +63,7 @@ class ControlServer:
 
     def _remove_earlier(self) -> None:
         """A killed run leaves its socket's directory behind."""
-        plain = read_json(self._files.cluster) or {}
-        directory = Path(plain.get("control", "/")).parent
+        directory = Path(str(read_hint(self._files.cluster).get("control", "/"))).parent
         if directory.name.startswith(PREFIX):
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -90,13 +90,21 @@ class ControlServer:
         )
 
 
+def _short_directory() -> Path:
+    path = tempfile.mkdtemp(prefix=PREFIX)
+    if len(os.fsencode(path)) > SOCKET_DIRECTORY_BYTES:
+        os.rmdir(path)
+        path = tempfile.mkdtemp(prefix=PREFIX, dir="/tmp")
+    return Path(path)
+
+
 def call(files: RunFiles, request: dict[str, Any]) -> dict[str, Any]:
     """Send one request to the ``rtj run`` that owns the directory, and wait for its answer.
 
     Raises:
         UserError: none runs there, or it refused.
     """
-    plain = read_json(files.cluster) or {}
+    plain = read_hint(files.cluster)
     if not is_live(files) or "control" not in plain:
         raise UserError(f"{files.root} is not running: start it with `rtj run --dir {files.root} ...` first")
     try:

@@ -74,7 +74,10 @@ class Faults:
         except ResumableError as error:
             return {"ok": False, "message": str(error)}
         line = {"at": self._clock.now(), "fault": fault.fault, "worker": worker, "rank": rank}
-        append_lines(self._cluster.files.faults, [line])
+        try:
+            append_lines(self._cluster.files.faults, [line])
+        except OSError as error:
+            message += f" (not recorded: {error.strerror})"
         return {"ok": True, "message": message, "worker": worker, "rank": rank}
 
     async def kill_worker(self, fault: Fault) -> Outcome:

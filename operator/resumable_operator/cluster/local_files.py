@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import secrets
@@ -20,6 +21,7 @@ from typing import Any
 
 from resumable_operator.errors import FatalError, UserError
 
+KEY_BYTES = 32
 JOB_FILES = (
     "job.json",
     "status.json",
@@ -98,8 +100,8 @@ class RunFiles:
         """Move the job that is here to ``old-<n>`` below; None when there is none. Needs the lock."""
         if not self.job.exists():
             return None
-        number = 1 + sum(1 for _ in self.root.glob("old-*"))
-        aside = self.root / f"old-{number}"
+        names = (f"old-{number}" for number in itertools.count(1))
+        aside = next(self.root / name for name in names if not (self.root / name).exists())
         aside.mkdir()
         for name in JOB_FILES:
             if (self.root / name).exists():
@@ -109,29 +111,51 @@ class RunFiles:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace ``path`` in one act: readers and survivors of a crash see the old content or the new."""
+    """Replace ``path`` in one act: readers, and survivors of a power cut, see the old content or the new.
+
+    Raises:
+        OSError: it can't be written; the old content is still there.
+    """
+    replace_text(path, json.dumps(value, indent=1))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """The same for text. Only the owner can read it."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w") as file:
-            json.dump(value, file, indent=1)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # a rename may reach the disk before the content that it names
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
 
 
-def read_json(path: Path) -> Any:
-    """Content of ``path``; None when it does not exist.
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in ``path``; None when the file does not exist.
 
     Raises:
-        FatalError: it is there but not JSON.
+        FatalError: it is there but holds no JSON object.
     """
     try:
-        return json.loads(path.read_text())
+        plain = json.loads(path.read_text())
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FatalError(f"{path} is damaged ({error}); start over with --fresh") from error
+    if not isinstance(plain, dict):
+        raise FatalError(f"{path} is damaged (it holds no object); start over with --fresh")
+    return plain
+
+
+def read_hint(path: Path) -> dict[str, Any]:
+    """What ``path`` holds if it is there and whole; for what is of use then, and not missed otherwise."""
+    try:
+        return read_json(path) or {}
+    except (FatalError, OSError):
+        return {}
 
 
 def append_lines(path: Path, values: list[dict[str, Any]]) -> None:
@@ -142,12 +166,19 @@ def append_lines(path: Path, values: list[dict[str, Any]]) -> None:
 
 
 def load_or_make_key(path: Path) -> bytes:
-    """The key that signs agent calls; made at the first call, readable by the owner only."""
-    if not path.exists():
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_hex(32) + "\n")
-    return bytes.fromhex(path.read_text().split()[0])
+    """The key that signs agent calls; made when there is none, or none that can be used.
+
+    No agent of an earlier run is left to know the old one.
+    """
+    try:
+        key = bytes.fromhex(path.read_text().split()[0])
+    except (FileNotFoundError, ValueError, IndexError):
+        key = b""
+    if len(key) < KEY_BYTES:
+        key = secrets.token_bytes(KEY_BYTES)
+        replace_text(path, key.hex() + "\n")
+    path.chmod(0o600)
+    return key
 
 
 class RunLock:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from resumable_operator.cluster.local_files import read_json
+from resumable_operator.cluster.local_files import read_hint
 from resumable_training.contract import env
 
 PROC = Path("/proc")
@@ -59,14 +59,15 @@ def start_ticks(pid: int) -> int | None:
 
 def rank_processes(directory: Path) -> dict[int, ProcessId]:
     """Ranks of the worker whose scratch directory this is, as its agent wrote them down."""
-    plain = read_json(directory / "ranks.json") or {}
-    return {int(rank): _process(entry) for rank, entry in plain.get("ranks", {}).items()}
+    ranks = read_hint(directory / "ranks.json").get("ranks")
+    found = {rank: _process(entry) for rank, entry in ranks.items()} if isinstance(ranks, dict) else {}
+    return {int(rank): process for rank, process in found.items() if process is not None}
 
 
 def recorded_processes(directory: Path) -> list[ProcessId]:
     """Agent and ranks that the worker's files name. They say nothing across boots of the machine."""
-    agent = read_json(directory / "agent.json")
-    return [*([_process(agent)] if agent else []), *rank_processes(directory).values()]
+    agent = _process(read_hint(directory / "agent.json"))
+    return [*([agent] if agent else []), *rank_processes(directory).values()]
 
 
 def kill_worker_processes(
@@ -122,8 +123,13 @@ def _kill(pid: int) -> None:
         return
 
 
-def _process(entry: dict[str, Any]) -> ProcessId:
-    return ProcessId(int(entry["pid"]), int(entry.get("start_ticks", 0)))
+def _process(entry: Any) -> ProcessId | None:
+    """None for what a damaged file holds: it must not name a process group, or everybody (pid -1)."""
+    try:
+        process = ProcessId(int(entry["pid"]), int(entry["start_ticks"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+    return process if process.pid > 1 else None
 
 
 def _stat(pid: int) -> tuple[str, int] | None:

@@ -5,20 +5,26 @@ Nothing is kept in memory: the files are the truth, also for the process that wr
 
 from __future__ import annotations
 
+import logging
 import uuid
+from pathlib import Path
 from typing import Any, Literal
-
-from pydantic import ValidationError
 
 from resumable_operator.clock import Clock
 from resumable_operator.cluster.local_files import RunFiles, append_lines, read_json, write_json
 from resumable_operator.decide.observation import Job, TimedEvent
-from resumable_operator.errors import ConflictError, FatalError
+from resumable_operator.errors import ConflictError, FatalError, RetryableError
 from resumable_operator.model import JobSpec, JobStatus
 from resumable_training.contract.events import PROGRESS
 
+logger = logging.getLogger(__name__)
+
 NAMESPACE = "local"
 HISTORY_PROGRESS_SECONDS = 1.0
+
+
+class StoreUnwritable(RetryableError):
+    """The run directory can't be written now. What runs goes on; nothing new is begun."""
 
 
 class JobStore:
@@ -26,6 +32,7 @@ class JobStore:
 
     Raises (all that read):
         FatalError: a file is damaged.
+        RetryableError: a file can't be read now.
     """
 
     def __init__(self, files: RunFiles, clock: Clock) -> None:
@@ -35,8 +42,11 @@ class JobStore:
 
     def job(self) -> Job | None:
         """The job as stored now; None when there is none."""
-        plain: dict[str, Any] | None = read_json(self._files.job)
-        stored = read_json(self._files.status) or {}
+        try:
+            plain = read_json(self._files.job)
+            stored = self._stored_status()
+        except OSError as error:
+            raise RetryableError(f"the files of {self._files.root} can't be read: {error}") from error
         if plain is None:
             return None
         try:
@@ -44,17 +54,21 @@ class JobStore:
                 namespace=plain["namespace"],
                 name=plain["name"],
                 uid=plain["uid"],
-                generation=plain["generation"],
+                generation=int(plain["generation"]),
                 spec=JobSpec.model_validate(plain["spec"]),
-                status=JobStatus.model_validate(stored.get("status", {})),
-                resource_version=str(stored.get("resourceVersion", 0)),
+                status=JobStatus.model_validate(stored["status"]),
+                resource_version=str(int(stored["resourceVersion"])),
             )
-        except (KeyError, ValidationError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:  # of pydantic: a ValueError
             message = f"the files of {self._files.root} are damaged ({error}); start over with --fresh"
             raise FatalError(message) from error
 
     def submit(self, name: str, spec: JobSpec) -> Job:
-        """Create the job, or change the spec of the one that is there (its generation grows then)."""
+        """Create the job, or change the spec of the one that is there (its generation grows then).
+
+        Raises:
+            StoreUnwritable
+        """
         plain: dict[str, Any] = read_json(self._files.job) or {
             "namespace": NAMESPACE,
             "name": name,
@@ -64,7 +78,7 @@ class JobStore:
         }
         if plain.get("spec") != spec.plain():
             generation = plain["generation"] + 1
-            write_json(self._files.job, {**plain, "spec": spec.plain(), "generation": generation})
+            self._replace(self._files.job, {**plain, "spec": spec.plain(), "generation": generation})
         return self._stored()
 
     def write_status(self, job: Job, status: JobStatus) -> Job:
@@ -72,12 +86,13 @@ class JobStore:
 
         Raises:
             ConflictError: somebody has.
+            StoreUnwritable
         """
-        stored = self.job()
-        if stored is None or (stored.uid, stored.resource_version) != (job.uid, job.resource_version):
+        stored = self._stored()
+        if (stored.uid, stored.resource_version) != (job.uid, job.resource_version):
             raise ConflictError(f"{job.key}: the status was written by another since it was read")
         version = int(job.resource_version or 0) + 1
-        write_json(self._files.status, {"resourceVersion": version, "status": status.plain()})
+        self._replace(self._files.status, {"resourceVersion": version, "status": status.plain()})
         return self._stored()
 
     def record_event(self, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
@@ -86,7 +101,10 @@ class JobStore:
         append_lines(self._files.events, [line])
 
     def record_history(self, events: list[TimedEvent]) -> None:
-        """Keep folded agent events for the report; progress of a worker at most once a second."""
+        """Keep folded agent events for the report; progress of a worker at most once a second.
+
+        Those that can't be written are lost, to the report alone.
+        """
         lines = [
             {
                 "at": event.at,
@@ -98,7 +116,10 @@ class JobStore:
             for event in events
             if event.event.kind != PROGRESS or self._progress_is_due(event)
         ]
-        append_lines(self._files.history, lines)
+        try:
+            append_lines(self._files.history, lines)
+        except OSError as error:
+            logger.warning("%d events for the report could not be written: %s", len(lines), error)
 
     def _progress_is_due(self, event: TimedEvent) -> bool:
         if event.at - self._history_at.get(event.worker, float("-inf")) < HISTORY_PROGRESS_SECONDS:
@@ -106,7 +127,23 @@ class JobStore:
         self._history_at[event.worker] = event.at
         return True
 
+    def _stored_status(self) -> dict[str, Any]:
+        """As in the file. A new job has none; without it, attempts that were made would be numbered anew."""
+        stored = read_json(self._files.status)
+        if stored is None and any(self._files.logs.glob("attempt-*")):
+            raise FatalError(f"{self._files.status} is missing; start over with --fresh")
+        return {"status": {}, "resourceVersion": 0} if stored is None else stored
+
+    def _replace(self, path: Path, value: dict[str, Any]) -> None:
+        try:
+            write_json(path, value)
+        except OSError as error:
+            raise StoreUnwritable(
+                f"{path} can't be written ({error.strerror}): what runs goes on, nothing new begins"
+            ) from error
+
     def _stored(self) -> Job:
         job = self.job()
-        assert job is not None
+        if job is None:
+            raise FatalError(f"{self._files.job} was removed while its job ran")
         return job

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from resumable_operator.cluster.local_files import read_json, write_json
+from resumable_operator.cluster.local_files import read_hint, write_json
 from resumable_operator.cluster.local_processes import (
     ProcessId,
     kill_worker_processes,
@@ -29,7 +29,7 @@ from resumable_training.contract.codec import to_plain
 
 logger = logging.getLogger(__name__)
 
-AGENT_COMMAND = (sys.executable, "-m", "resumable_training.agent")
+AGENT_COMMAND = (sys.executable, "-P", "-m", "resumable_training.agent")  # -P: not the user's queue.py
 READY_POLL_SECONDS = 0.01
 LOG_TAIL_BYTES = 2000
 
@@ -111,8 +111,8 @@ class LocalWorker:
         """Returns when the agent has written where it listens, or has ended."""
         assert self.process is not None
         while self.process.returncode is None:
-            plain = read_json(self.directory / "agent.json")
-            if plain and plain.get("pid") == self.process.pid:
+            plain = read_hint(self.directory / "agent.json")
+            if plain.get("pid") == self.process.pid:
                 self.address, self.port = plain["address"], plain["port"]
                 self.phase = "running"
                 return
