@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
 from resumable_operator.errors import SpecError
+from resumable_operator.template import check_template
 
-Seconds = Annotated[float, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]  # JSON has no infinity
+MOST_WORKERS = 10_000  # a slip of the finger must not become a list of that many
+MOST_RANKS = 1024  # in one worker
 
 
 class Model(BaseModel):
@@ -40,13 +43,17 @@ class StatusModel(Model):
 class Workers(Model):
     """How many workers, and which sizes are allowed."""
 
-    replicas: int = Field(ge=1, description="Desired number of workers.")
+    replicas: int = Field(ge=1, le=MOST_WORKERS, description="Desired number of workers.")
     min: int | None = Field(default=None, ge=1, description="Train on with this few. Default: replicas.")
-    max: int | None = Field(default=None, ge=1, description="Never more than this. Default: replicas.")
+    max: int | None = Field(
+        default=None, ge=1, le=MOST_WORKERS, description="Never more than this. Default: replicas."
+    )
     multiple_of: int | None = Field(default=None, ge=1, description="Allowed sizes are multiples of this.")
     sizes: tuple[int, ...] | None = Field(default=None, description="The allowed sizes, listed.")
     processes_per_worker: int | Literal["auto"] = Field(default=1, description="Ranks in each worker.")
-    spares: int = Field(default=0, ge=0, description="Extra warm workers that hold no ranks.")
+    spares: int = Field(
+        default=0, ge=0, le=MOST_WORKERS, description="Extra warm workers that hold no ranks."
+    )
 
     @property
     def min_size(self) -> int:
@@ -66,8 +73,9 @@ class Workers(Model):
             )
         if self.multiple_of is not None and self.sizes is not None:
             raise ValueError("give multipleOf or sizes, not both")
-        if isinstance(self.processes_per_worker, int) and self.processes_per_worker < 1:
-            raise ValueError("processesPerWorker must be at least 1, or 'auto'")
+        processes = self.processes_per_worker
+        if isinstance(processes, int) and not 1 <= processes <= MOST_RANKS:
+            raise ValueError(f"processesPerWorker must be from 1 to {MOST_RANKS}, or 'auto'")
         if self.sizes is not None and (not self.sizes or min(self.sizes) < 1):
             raise ValueError("sizes must list at least one size, each at least 1")
         if not self.allowed_sizes():
@@ -113,7 +121,7 @@ class DirectoryStorage(Model):
 
 class SaveInterval(Model):
     steps: int | None = Field(default=None, ge=1)
-    seconds: float | None = Field(default=None, gt=0)
+    seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _something(self) -> Self:
@@ -151,7 +159,7 @@ class Budget(Model):
     """At most ``limit`` endings of one class in ``windowSeconds``; checkpoint progress gives them back."""
 
     limit: int = Field(ge=0)
-    window_seconds: float = Field(default=86400.0, gt=0)
+    window_seconds: float = Field(default=86400.0, gt=0, allow_inf_nan=False)
 
 
 class Budgets(Model):
@@ -199,8 +207,14 @@ class JobSpec(Model):
     checkpoint: Checkpoint = Checkpoint()
     recovery: Recovery = Recovery()
     suspend: bool = False
-    ttl_seconds_after_finished: float | None = Field(default=None, ge=0)
-    active_deadline_seconds: float | None = Field(default=None, gt=0)
+    ttl_seconds_after_finished: Seconds | None = None
+    active_deadline_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+    @field_validator("template")
+    @classmethod
+    def _readable(cls, template: dict[str, Any]) -> dict[str, Any]:
+        check_template(template)
+        return template
 
     def command(self) -> tuple[str, ...]:
         """``command + args`` of the worker container.
@@ -216,11 +230,11 @@ class JobSpec(Model):
                 "the worker container must set command: "
                 "an image's own ENTRYPOINT is lost when the agent is put in front",
             )
-        return tuple(str(word) for word in [*command, *container.get("args", [])])
+        return (*command, *(container.get("args") or ()))
 
     def worker_container(self) -> dict[str, Any]:
         """The container named ``worker``, else the first."""
-        containers = self.template.get("spec", {}).get("containers") or []
+        containers = (self.template.get("spec") or {}).get("containers") or []
         if not containers:
             raise SpecError("spec.template.spec.containers", "give at least one container")
         named = [container for container in containers if container.get("name") == "worker"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
 from dataclasses import dataclass
@@ -64,6 +65,8 @@ class LazyGroup(click.Group):
         except ResumableError as error:
             click.echo(f"Error: {error}", err=True)
             ctx.exit(exitcodes.for_error(error))
+        except KeyboardInterrupt:
+            ctx.exit(exitcodes.INTERRUPTED)
 
 
 @click.group(
@@ -77,8 +80,18 @@ def cli() -> None:
     """
 
 
+def _open_standard_streams() -> None:
+    """Started with closed ones (``>&-``), a file of ours would get their numbers, and output go into it."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115  for the whole life
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
 def main() -> None:
     """Entry point. A bug of ours prints its traceback and exits with the code of an internal error."""
+    _open_standard_streams()
     try:
         cli.main(prog_name="rtj")
     except Exception:  # noqa: BLE001  the outermost frame: everything unforeseen ends here

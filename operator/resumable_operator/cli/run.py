@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.machinery
 import logging
 import os
 import re
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 from rich.console import Console
 
 from resumable_operator.cli import exitcodes
 from resumable_operator.cli.display import cells, row
+from resumable_operator.cli.document import read_document
 from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.output import make_console
-from resumable_operator.cli.run_local import LocalRun, Setting, Stopped
+from resumable_operator.cli.run_checks import check_directory, check_program, check_runnable, store_of
+from resumable_operator.cli.run_local import LocalRun, Setting, Stopped, rank_environment
 from resumable_operator.cli.run_options import (
     Options,
     Wish,
+    check_name,
     command_of,
     default_name,
     from_document,
     from_options,
 )
 from resumable_operator.cluster.local_files import RunFiles
-from resumable_operator.errors import UserError
+from resumable_operator.errors import FatalError, UserError
 from resumable_operator.model import Interruption, JobStatus
+
+logger = logging.getLogger(__name__)
 
 _COMPARED_BYTES = 1 << 16
 
@@ -96,24 +98,25 @@ def run_command(
     """
     options = Options(processes_per_worker=_processes(processes_per_worker), **shape)
     cwd = Path.cwd()
-    name = name or default_name(script, module)
+    name = default_name(script, module) if name is None else check_name(name, "--name")
     root = (directory or Path("runs") / name).absolute()
     if script is not None and module is None and Path(script).suffix in (".yaml", ".yml"):
         wish = _read_document(Path(script), options, arguments, name, root, checkpoint_dir)
     else:
-        _check_program(script, module, cwd)
+        check_program(script, module, cwd)
         store = (checkpoint_dir or RunFiles(root).checkpoints).absolute()
         wish = from_options(options, name, command_of(script, module, arguments, cwd), store, cwd)
-    _check_store(wish)
+    check_runnable(wish.spec, rank_environment())
+    check_directory(root, "run directory")
+    check_directory(store_of(wish.spec), "checkpoint directory")
     wish, gpus = _share_gpus(wish)
     sys.exit(_run(wish, Setting(root, fresh, quiet, trace_samples, gpus)))
 
 
 def _run(wish: Wish, setting: Setting) -> int:
-    console = make_console()
+    console = make_console(lasting=True)
     for note in wish.notes:
         console.print(f"note: {note}")
-    setting.directory.mkdir(parents=True, exist_ok=True)
     _log_to(setting.directory / "rtj.log")
     try:
         status = asyncio.run(_train(wish, setting, console))
@@ -122,6 +125,9 @@ def _run(wish: Wish, setting: Setting) -> int:
         return exitcodes.INTERRUPTED
     except UserError as error:  # another program's directory, another process's directory
         raise UsageProblem(str(error)) from error
+    except OSError as error:
+        logger.exception("rtj run cannot go on")
+        raise FatalError(f"{setting.directory}: rtj run cannot go on: {error}") from error
     summarize(console, status, setting)
     return exitcodes.for_status(status)
 
@@ -187,46 +193,15 @@ def _read_document(
     given = options.given() + (["--checkpoint-dir"] if checkpoint_dir else []) + list(arguments)
     if given:
         raise UsageProblem(f"{given[0]} can't be given beside {path}: write it into its spec")
-    try:
-        document = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise UsageProblem(f"cannot read {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise UsageProblem(f"{path} is not YAML: {error}") from error
-    return from_document(document, name, RunFiles(root).checkpoints)
+    return from_document(read_document(path), name, RunFiles(root).checkpoints, Path.cwd())
 
 
 def _processes(text: str | None) -> int | str | None:
     if text is None or text == "auto":
         return text
-    if not text.isdigit() or int(text) < 1:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
         raise UsageProblem(f"--processes-per-worker must be a number from 1, or 'auto', not '{text}'")
     return int(text)
-
-
-def _check_program(script: str | None, module: str | None, cwd: Path) -> None:
-    if script is None and module is None:
-        raise click.UsageError("give a script, -m MODULE, or a job's YAML file")
-    if module is not None:
-        top = module.partition(".")[0]
-        if importlib.machinery.PathFinder.find_spec(top, [str(cwd), *sys.path]) is None:
-            raise UsageProblem(f"there is no Python module {top}")
-    elif script is not None and (script.endswith(".py") or os.sep in script) and not (cwd / script).is_file():
-        raise UsageProblem(f"{script}: no such file")
-
-
-def _check_store(wish: Wish) -> None:
-    """The checkpoint directory can be made and written: better said before than after the first hour."""
-    storage = wish.spec.checkpoint.directory
-    assert storage is not None
-    try:
-        Path(storage.path).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=storage.path) as file:
-            file.write(b"probe")
-    except OSError as error:
-        raise UsageProblem(
-            f"checkpoint directory {storage.path} can't be written: {error.strerror}"
-        ) from error
 
 
 def _share_gpus(wish: Wish) -> tuple[Wish, tuple[str, ...]]:
@@ -257,6 +232,7 @@ def _gpus() -> tuple[str, ...]:
 
 def _log_to(path: Path) -> None:
     """Our own log goes to the run directory; the terminal shows what the job's user needs."""
+    logging.raiseExceptions = False  # a full disk: no traceback for every line that is lost
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     package = logging.getLogger("resumable_operator")

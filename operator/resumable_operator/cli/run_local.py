@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -31,6 +31,7 @@ from resumable_operator.cluster.local_machines import Machines
 from resumable_operator.decide import ledger
 from resumable_operator.decide.actions import Plan
 from resumable_operator.decide.observation import Job, Observation
+from resumable_operator.errors import RetryableError
 from resumable_operator.model import BudgetStatus, JobSpec, JobStatus
 from resumable_operator.reconcile import Reconciler, Settings
 from resumable_training.checkpoint.errors import CheckpointError
@@ -90,6 +91,8 @@ class LocalRun:
         self._over = asyncio.Event()
         self._stop = asyncio.Event()
         self._draining = False
+        self._look_again: Callable[[], None] = lambda: None
+        self._suspend_due = False  # asked for, and not yet written down
 
     async def run(self) -> JobStatus:
         """Run until the job is finished, failed or drained; its last status."""
@@ -103,6 +106,7 @@ class LocalRun:
             server = ControlServer(cluster.files, cluster.machines.capacity, faults.answer)
             await stack.enter_async_context(server)
             reconciler = Reconciler(cluster, agents, self._clock, self._settings())
+            self._look_again = lambda: reconciler.queue.add_after(job.key, TICK_SECONDS)
             with self._signals(), Display(self._console, live=self._console.is_terminal) as display:
                 await self._until_over(reconciler, display)
             stored = cluster.store.job()
@@ -143,12 +147,9 @@ class LocalRun:
         )
 
     def _environment(self) -> dict[str, str]:
-        """Of every rank. In a virtual environment, ``python`` means this one, as if it were activated."""
-        result = {}
+        result = rank_environment()
         if self._setting.trace_samples:
             result[env.TRACE_DIR] = str(self._setting.directory / "traces")
-        if sys.prefix != sys.base_prefix:
-            result["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
         return result
 
     # ---- while it runs -------------------------------------------------------------------------------
@@ -174,6 +175,8 @@ class LocalRun:
 
     async def _show(self, display: Display) -> None:
         while True:
+            if self._suspend_due:
+                self._suspend()
             self._update(display)
             await asyncio.sleep(TICK_SECONDS)
 
@@ -187,8 +190,12 @@ class LocalRun:
     def _passed(self, observation: Observation, plan: Plan) -> None:
         self._status = plan.status
         ended = all(worker.phase in ("succeeded", "failed") for worker in observation.workers)
-        if observation.job.status.phase in OVER and plan.status.phase in OVER and ended:
+        if plan.status.phase not in OVER or not ended:
+            return
+        if observation.job.status.phase in OVER:
             self._over.set()
+        else:  # not written yet; and when no worker is left, nothing else will happen
+            self._look_again()
 
     def _told(self, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
         """Warnings are shown as they come; the job's failure, with all its lines, is for the end."""
@@ -198,7 +205,9 @@ class LocalRun:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+            numbers.append(signal.SIGHUP)
         for number in numbers:
             loop.add_signal_handler(number, self._interrupted)
         try:
@@ -214,7 +223,26 @@ class LocalRun:
             return
         self._draining = True
         self._messages.append("draining: the job commits a checkpoint and ends (Ctrl-C again: stop at once)")
-        self._cluster.submit(self._wish.name, self._wish.spec.model_copy(update={"suspend": True}))
+        self._suspend()
+
+    def _suspend(self) -> None:
+        """Write down that the job is to stop; tried again as long as the disk is full."""
+        try:
+            self._cluster.submit(self._wish.name, self._wish.spec.model_copy(update={"suspend": True}))
+        except RetryableError as error:
+            if not self._suspend_due:
+                self._messages.append(f"cannot drain yet: {error}")
+            self._suspend_due = True
+        else:
+            self._suspend_due = False
+
+
+def rank_environment() -> dict[str, str]:
+    """What ranks get beside our own: in a virtual environment ``python`` is this one, as if activated."""
+    path = os.environ.get("PATH", os.defpath)
+    if sys.prefix != sys.base_prefix:
+        path = os.pathsep.join([os.path.dirname(sys.executable), path])
+    return {"PATH": path}
 
 
 def check_continuation(previous: Job, wish: Wish) -> None:

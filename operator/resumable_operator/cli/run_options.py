@@ -12,6 +12,7 @@ from resumable_operator.errors import SpecError
 from resumable_operator.model import JobSpec, parse_spec
 from resumable_training.contract.labels import GROUP, KIND, VERSION
 
+LONGEST_NAME = 50  # of 63 that a host's name may have: place and incarnation are added
 NO_EFFECT_IN_CONTAINER = (
     "image",
     "imagePullPolicy",
@@ -62,7 +63,7 @@ def parse_workers(text: str, replicas: int | None = None) -> dict[str, int]:
     Raises:
         SpecError: it is none of these.
     """
-    if not re.fullmatch(r"\d+(:\d+){0,2}", text):
+    if not re.fullmatch(r"[0-9]{1,9}(:[0-9]{1,9}){0,2}", text):
         raise SpecError("--workers", f"'{text}' is not N, MIN:MAX or MIN:REPLICAS:MAX")
     numbers = [int(part) for part in text.split(":")]
     least, most = numbers[0], numbers[-1]
@@ -111,8 +112,8 @@ def from_options(options: Options, name: str, command: list[str], directory: Pat
     return Wish(name, parse_spec(spec))
 
 
-def from_document(document: Any, name: str, directory: Path) -> Wish:
-    """A ``ResumableTrainingJob`` (or a bare spec) made to run on one machine.
+def from_document(document: Any, name: str, directory: Path, cwd: Path) -> Wish:
+    """A ``ResumableTrainingJob`` (or a bare spec) made to run on one machine. Paths are taken from ``cwd``.
 
     Raises:
         SpecError: names the field that is wrong.
@@ -127,19 +128,37 @@ def from_document(document: Any, name: str, directory: Path) -> Wish:
     container = spec.worker_container()
     _refuse_references(container)
     notes = _notes(spec, container)
-    if spec.checkpoint.directory is None:
-        stored = spec.checkpoint.model_dump(by_alias=True, exclude_none=True)
-        for other in ("persistentVolumeClaim", "s3"):
-            stored.pop(other, None)
-        stored["directory"] = {"path": str(directory)}
-        spec = parse_spec({**spec.plain(), "checkpoint": stored})
-    return Wish(name, spec, tuple(notes))
+    if "namespace" in (document.get("metadata") or {}):
+        notes.append("metadata.namespace has no effect on one machine")
+    return Wish(name, _stored_in(spec, directory, cwd), tuple(notes))
+
+
+def _stored_in(spec: JobSpec, directory: Path, cwd: Path) -> JobSpec:
+    """The spec with its checkpoints in a directory that is the same one for ranks that work elsewhere."""
+    stored = spec.checkpoint.model_dump(by_alias=True, exclude_none=True)
+    for other in ("persistentVolumeClaim", "s3"):
+        stored.pop(other, None)
+    own = spec.checkpoint.directory
+    stored["directory"] = {"path": str(cwd / own.path if own else directory)}
+    return parse_spec({**spec.plain(), "checkpoint": stored})
 
 
 def default_name(script: str | None, module: str | None) -> str:
     """A name for the job, from what it runs: a DNS label, as Kubernetes wants it."""
     stem = module.rpartition(".")[2] if module else Path(script or "job").stem
-    return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:40] or "job"
+    return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:40].rstrip("-") or "job"
+
+
+def check_name(name: str, field: str) -> str:
+    """``name``, if it can be part of the names of workers, their directories and, in a cluster, their hosts.
+
+    Raises:
+        SpecError: it can't.
+    """
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name) or len(name) > LONGEST_NAME:
+        rule = f"a DNS label of at most {LONGEST_NAME} characters (lower-case letters, digits, '-')"
+        raise SpecError(field, f"'{name}' is not {rule}")
+    return name
 
 
 def same_program(old: JobSpec, new: JobSpec) -> bool:
@@ -157,7 +176,7 @@ def _program(command: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _unwrap(document: dict[str, Any], default: str) -> tuple[str, Any]:
-    unknown = sorted(set(document) - {"apiVersion", "kind", "metadata", "spec", "status"})
+    unknown = sorted(str(key) for key in set(document) - {"apiVersion", "kind", "metadata", "spec", "status"})
     if unknown:
         raise SpecError(unknown[0], "unknown field beside apiVersion, kind, metadata and spec")
     if document.get("kind", KIND) != KIND:
@@ -167,14 +186,13 @@ def _unwrap(document: dict[str, Any], default: str) -> tuple[str, Any]:
     if "spec" not in document:
         raise SpecError("spec", "is missing")
     metadata = document.get("metadata") or {}
-    name = str(metadata.get("name", default))
-    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name):
-        raise SpecError("metadata.name", f"'{name}' is not a DNS label (lower-case letters, digits, '-')")
-    return name, document["spec"]
+    if not isinstance(metadata, dict):
+        raise SpecError("metadata", f"must be a mapping, not {metadata!r:.60}")
+    return check_name(str(metadata.get("name", default)), "metadata.name"), document["spec"]
 
 
 def _refuse_references(container: dict[str, Any]) -> None:
-    for entry in container.get("env", ()):
+    for entry in container.get("env") or ():
         if "valueFrom" in entry:
             where = f"spec.template.spec.containers[].env[{entry.get('name')}]"
             raise SpecError(where, "valueFrom can't be resolved on one machine; give a value")
@@ -184,9 +202,9 @@ def _notes(spec: JobSpec, container: dict[str, Any]) -> list[str]:
     """What a cluster would do with this spec and one machine does not."""
     notes = []
     unused = [name for name in NO_EFFECT_IN_CONTAINER if name in container]
-    pod = spec.template.get("spec", {})
+    pod = spec.template["spec"]
     unused += [name for name in pod if name != "containers"]
-    if len(pod.get("containers", ())) > 1:
+    if len(pod["containers"]) > 1:
         unused.append("sidecar containers")
     if unused:
         notes.append(f"on one machine these parts of the template have no effect: {', '.join(unused)}")

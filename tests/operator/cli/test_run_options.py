@@ -10,6 +10,7 @@ import pytest
 
 from resumable_operator.cli.run_options import (
     Options,
+    check_name,
     command_of,
     default_name,
     from_document,
@@ -115,8 +116,8 @@ def document(**changes: Any) -> dict[str, Any]:
 
 def test_document_and_bare_spec() -> None:
     """A whole resource has a name of its own; a bare spec takes the given one."""
-    whole = from_document(document(), "given", STORE)
-    bare = from_document(document()["spec"], "given", STORE)
+    whole = from_document(document(), "given", STORE, CWD)
+    bare = from_document(document()["spec"], "given", STORE, CWD)
     assert (whole.name, bare.name, whole.spec) == ("a", "given", bare.spec)
 
 
@@ -126,7 +127,7 @@ def test_document_and_bare_spec() -> None:
 )
 def test_storage_becomes_a_directory(storage: dict[str, Any]) -> None:
     """A claim or bucket is replaced, and the user is told; the other fields of checkpoint stay."""
-    wish = from_document(document(checkpoint={**storage, "keep": 7}), "x", STORE)
+    wish = from_document(document(checkpoint={**storage, "keep": 7}), "x", STORE, CWD)
     assert wish.spec.checkpoint.directory is not None
     assert (wish.spec.checkpoint.directory.path, wish.spec.checkpoint.keep) == (str(STORE), 7)
     assert any("checkpoints go to" in note for note in wish.notes) is bool(storage)
@@ -134,7 +135,7 @@ def test_storage_becomes_a_directory(storage: dict[str, Any]) -> None:
 
 def test_own_directory_is_kept() -> None:
     """A directory in the spec is used as it is."""
-    wish = from_document(document(checkpoint={"directory": {"path": "/data/c"}}), "x", STORE)
+    wish = from_document(document(checkpoint={"directory": {"path": "/data/c"}}), "x", STORE, CWD)
     assert wish.spec.checkpoint.directory is not None
     assert wish.spec.checkpoint.directory.path == "/data/c"
 
@@ -150,7 +151,7 @@ def test_parts_without_effect_are_named() -> None:
             ],
         }
     }
-    (note,) = from_document(document(template=template), "x", STORE).notes
+    (note,) = from_document(document(template=template), "x", STORE, CWD).notes
     assert all(word in note for word in ("image", "nodeSelector", "sidecar"))
     assert "env" not in note
 
@@ -173,14 +174,14 @@ def test_parts_without_effect_are_named() -> None:
 def test_wrong_documents(plain: Any, message: str) -> None:
     """The error names the field and, for a typo, the word that was meant."""
     with pytest.raises(SpecError, match=message):
-        from_document(plain, "x", STORE)
+        from_document(plain, "x", STORE, CWD)
 
 
 def test_references_are_refused() -> None:
     """A variable from a Secret can't be had here; leaving it out in silence would be worse."""
     container = {"command": ["x"], "env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {}}}]}
     with pytest.raises(SpecError, match="TOKEN"):
-        from_document(document(template={"spec": {"containers": [container]}}), "x", STORE)
+        from_document(document(template={"spec": {"containers": [container]}}), "x", STORE, CWD)
 
 
 @pytest.mark.parametrize(
@@ -216,3 +217,47 @@ def test_same_program(old: list[str], new: list[str], same: bool) -> None:
         return from_options(Options(), "x", command, STORE, CWD).spec
 
     assert same_program(spec(old), spec(new)) is same
+
+
+@pytest.mark.parametrize("name", ["", "A", "a/b", "../x", "a b", "a.b", "-a", "a-", "x\n", "ü", "x" * 51])
+def test_names_that_workers_cannot_have(name: str) -> None:
+    """A name becomes part of directories and, in a cluster, of hosts."""
+    with pytest.raises(SpecError, match="--name"):
+        check_name(name, "--name")
+
+
+@pytest.mark.parametrize("stem", ["a" * 39 + "_b", "学习", "_", "x" * 300, "My Script"])
+def test_default_name_is_a_name(stem: str) -> None:
+    """Whatever a script is called, the job can be called after it."""
+    name = default_name(f"{stem}.py", None)
+    assert check_name(name, "name") == name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"metadata": [1]}, "metadata: must be a mapping"),
+        ({"metadata": "x"}, "metadata: must be a mapping"),
+        ({1: 2, "a": 3}, "1: unknown field"),
+        ({"kind": ["x"]}, "kind: must be"),
+        ({"metadata": {"name": "x" * 300}}, "metadata.name"),
+    ],
+)
+def test_documents_of_another_shape(change: dict[Any, Any], message: str) -> None:
+    """Nothing in a document makes a traceback."""
+    with pytest.raises(SpecError, match=message):
+        from_document({**document(), **change}, "x", STORE, CWD)
+
+
+def test_relative_store_is_one_directory() -> None:
+    """Ranks may work elsewhere than ``rtj run``: a relative path would be another directory there."""
+    wish = from_document(document(checkpoint={"directory": {"path": "ckpt"}}), "x", STORE, CWD)
+    assert wish.spec.checkpoint.directory is not None
+    assert wish.spec.checkpoint.directory.path == "/home/me/ckpt"
+
+
+def test_namespace_has_no_effect() -> None:
+    """An ignored field is named."""
+    plain = document()
+    plain["metadata"] = {"name": "x", "namespace": "prod"}
+    assert any("namespace" in note for note in from_document(plain, "x", STORE, CWD).notes)
