@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -67,6 +68,10 @@ def list_command(directory: Path, as_json: bool) -> None:
     Reads names, sizes and manifests, not the shards: `verify` does that.
     """
     root = store_root(directory)
+    if (root / MARKER_FILE).is_file():
+        raise UsageProblem(
+            f"{root} is one checkpoint: give the directory that holds it, {root.resolve().parent}"
+        )
     with _store_errors():
         ours = list_checkpoints(LocalStore(root), time.time())
     others = foreign_names(root)
@@ -121,7 +126,13 @@ def foreign_names(root: Path) -> list[str]:
     """Directories below ``root`` that another program's DCP made, relative and sorted."""
     patterns = ["/".join(["*"] * depth + [MARKER_FILE]) for depth in range(1, FOREIGN_DEPTH + 1)]
     found = (path.parent.relative_to(root) for pattern in patterns for path in root.glob(pattern))
-    return sorted(str(path) for path in found if parse_checkpoint_name(path.parts[0]) is None)
+    others = [str(path) for path in found if parse_checkpoint_name(path.parts[0]) is None]
+    return sorted(others, key=_by_numbers)
+
+
+def _by_numbers(name: str) -> list[tuple[int, str]]:
+    """step-80 before step-400: runs of digits are compared as numbers."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def targets(directory: Path, step: int | None) -> list[Target]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from resumable_operator.words import counted
+
 BYTES_AT_ONCE = 1 << 20
 KEPT_AFTER_SKIP = 1 << 16
 COMPARED_LINES = 2000
@@ -95,7 +97,7 @@ class RankOutput:
         """The first line that differs tells how many did not."""
         if not self._held or number != self._held:
             return []
-        return [self._prefix() + f"({self._held} lines as before)"]
+        return [self._prefix() + f"({counted(self._held, 'line')} as before)"]
 
     def _prefix(self) -> str:
-        return f"[{self._attempt} {self._rank}] "
+        return f"[{self._attempt}:{self._rank}] "

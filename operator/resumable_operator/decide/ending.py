@@ -14,6 +14,7 @@ from resumable_operator.decide.success import excused, has_succeeded
 from resumable_operator.decide.terminal import fail, succeed
 from resumable_operator.decide.views import ended, heard_state
 from resumable_operator.model import Interruption
+from resumable_operator.words import counted
 from resumable_training.contract import events, exitcodes
 
 LAST_REPORT_SECONDS = 5.0  # how long members may take to report the attempt's end
@@ -59,7 +60,8 @@ def step(draft: Draft) -> None:
     if all(draft.now >= until for until in waits):
         finalize(draft)
         return
-    draft.note(f"attempt {attempt.number} is ending; {len(running)} workers have not reported its end")
+    awaited = counted(len(running), "worker")
+    draft.note(f"attempt {attempt.number} is ending; its end is not reported yet by {awaited}")
     draft.wake(min(until for until in waits if until > draft.now))
 
 

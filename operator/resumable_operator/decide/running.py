@@ -11,6 +11,7 @@ from resumable_operator.decide.requests import send_settings
 from resumable_operator.decide.success import excused, has_succeeded
 from resumable_operator.decide.terminal import succeed
 from resumable_operator.decide.views import heard_state
+from resumable_operator.words import counted
 from resumable_training.contract import events
 
 LOOK_AGAIN_SECONDS = 10.0  # a stream that hangs without breaking is noticed by looking
@@ -32,7 +33,8 @@ def step(draft: Draft) -> None:
         begin_draining(draft, change)
         return
     _push_settings(draft)
-    draft.note(f"attempt {draft.attempt.number} is running with {len(draft.attempt.members)} workers")
+    workers = counted(len(draft.attempt.members), "worker")
+    draft.note(f"attempt {draft.attempt.number} is running with {workers}")
 
 
 def _all_done_soon(draft: Draft) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from resumable_operator.cli.checkpoints import foreign_names
 from resumable_training.checkpoint.documents import seal
 from resumable_training.checkpoint.verify import hash_bytes
 from resumable_training.contract.manifest import (
@@ -204,3 +205,21 @@ def test_narrow_terminals_keep_the_names(store, rtj, columns: int) -> None:
     output = rtj("checkpoints", "list", store.root, columns=columns).output
     assert "step-00000025.2" in output
     assert all(len(line) <= columns for line in output.splitlines())
+
+
+def test_listing_one_checkpoint_names_the_directory_that_holds_it(tmp_path, rtj) -> None:
+    """`list` takes the store, `verify` one checkpoint too: the error says which path was meant."""
+    one = tmp_path / "step-00000010.1"
+    one.mkdir()
+    (one / ".metadata").write_bytes(b"x")
+    result = rtj("checkpoints", "list", one)
+    assert result.exit_code == 2
+    assert str(tmp_path) in result.output
+
+
+def test_other_programs_checkpoints_in_order_of_their_numbers(tmp_path) -> None:
+    """step-80 comes before step-400."""
+    for name in ("step-400", "step-80", "step-9"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".metadata").write_bytes(b"x")
+    assert foreign_names(tmp_path) == ["step-9", "step-80", "step-400"]

@@ -24,20 +24,20 @@ def test_lines_as_they_come(tmp_path: Path, output: RankOutput) -> None:
     """Only whole lines are shown, each once; before the file is there, nothing."""
     assert output.poll(1) == []
     write(tmp_path, 1, "one\ntw")
-    assert output.poll(1) == ["[1 0] one"]
+    assert output.poll(1) == ["[1:0] one"]
     write(tmp_path, 1, "o\n")
-    assert output.poll(1) == ["[1 0] two"]
+    assert output.poll(1) == ["[1:0] two"]
     assert output.poll(1) == []
 
 
 def test_last_line_without_end(tmp_path: Path, output: RankOutput) -> None:
     """What a killed rank had begun to write is shown when its attempt is over."""
     write(tmp_path, 1, "one\nhalf")
-    assert output.poll(1) == ["[1 0] one"]
+    assert output.poll(1) == ["[1:0] one"]
     write(tmp_path, 2, "next\n")
-    assert output.poll(2) == ["[1 0] half", "[2 0] next"]
+    assert output.poll(2) == ["[1:0] half", "[2:0] next"]
     write(tmp_path, 2, "rest")
-    assert output.end() == ["[2 0] rest"]
+    assert output.end() == ["[2:0] rest"]
 
 
 def test_repeated_output_is_shown_once(tmp_path: Path, output: RankOutput) -> None:
@@ -45,11 +45,11 @@ def test_repeated_output_is_shown_once(tmp_path: Path, output: RankOutput) -> No
     for attempt in (1, 2, 3):
         write(tmp_path, attempt, "Traceback\nImportError\n")
     assert output.poll(3) == [
-        "[1 0] Traceback",
-        "[1 0] ImportError",
-        "[2 0] (2 lines, the same as before)",
+        "[1:0] Traceback",
+        "[1:0] ImportError",
+        "[2:0] (2 lines, the same as before)",
     ]
-    assert output.end() == ["[3 0] (2 lines, the same as before)"]
+    assert output.end() == ["[3:0] (2 lines, the same as before)"]
 
 
 def test_output_that_differs_later(tmp_path: Path, output: RankOutput) -> None:
@@ -57,7 +57,7 @@ def test_output_that_differs_later(tmp_path: Path, output: RankOutput) -> None:
     write(tmp_path, 1, "hello\nstep 1\nstep 2\n")
     write(tmp_path, 2, "hello\nresumed\nstep 2\n")
     output.poll(1)
-    assert output.poll(2) == ["[2 0] (1 lines as before)", "[2 0] resumed", "[2 0] step 2"]
+    assert output.poll(2) == ["[2:0] (1 line as before)", "[2:0] resumed", "[2:0] step 2"]
 
 
 def test_attempt_that_was_cut_short(tmp_path: Path, output: RankOutput) -> None:
@@ -66,7 +66,7 @@ def test_attempt_that_was_cut_short(tmp_path: Path, output: RankOutput) -> None:
         write(tmp_path, attempt, text)
     output.poll(1)
     assert output.poll(3) == []
-    assert output.end() == ["[3 0] (2 lines, the same as before)"]
+    assert output.end() == ["[3:0] (2 lines, the same as before)"]
 
 
 def test_continued_run_shows_only_new_output(tmp_path: Path, output: RankOutput) -> None:
@@ -75,7 +75,7 @@ def test_continued_run_shows_only_new_output(tmp_path: Path, output: RankOutput)
     output.start_at(3)
     assert output.poll(3) == []
     write(tmp_path, 4, "new\n")
-    assert output.poll(4) == ["[4 0] new"]
+    assert output.poll(4) == ["[4:0] new"]
 
 
 def test_flood_is_cut(tmp_path: Path, output: RankOutput, monkeypatch: pytest.MonkeyPatch) -> None:
