@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import socket
 from pathlib import Path
 
 import pytest
-from agent_process import AgentProcess, fake_command
+from agent_process import AgentProcess, fake_command, wait_until
 
+from resumable_training.agent.server import MOST_STRANGERS
 from resumable_training.contract import signing
 
 LONG = fake_command("--steps", "100000", "--step-seconds", "0.02")
@@ -83,3 +87,20 @@ def test_end_with_open_connections_is_quiet(agent: AgentProcess) -> None:
         assert agent.process is not None
         assert agent.process.wait(10) == 0
         assert "Traceback" not in agent.own_log()
+
+
+def test_silent_connections_do_not_use_up_the_agent(agent: AgentProcess) -> None:
+    """However many connect and say nothing, calls are answered, streams live, and ranks can be started."""
+    with agent, contextlib.ExitStack() as stack:
+        agent.begin(ranks=1)
+        stream = agent.stream()
+        next(stream)
+        for _ in range(10 * MOST_STRANGERS):
+            connection = socket.create_connection((agent.spec.address, agent.port), timeout=10)
+            stack.enter_context(connection)
+            connection.sendall(b"GET /healthz HT")
+        assert agent.process is not None
+        assert len(os.listdir(f"/proc/{agent.process.pid}/fd")) < 2 * MOST_STRANGERS
+        agent.begin(attempt=2, ranks=1)
+        wait_until(lambda: agent.state().attempt == 2 and agent.rank_pids(), "the ranks of attempt 2")
+        assert any(event.attempt == 2 for event in itertools.islice(stream, 1000))

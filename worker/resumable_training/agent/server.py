@@ -20,6 +20,7 @@ from resumable_training.contract.events import HEARTBEAT_SECONDS, AgentState, Ev
 
 IDLE_SECONDS = 75.0  # between requests of one connection
 SEND_SECONDS = 10.0  # for a reader that does not read
+MOST_STRANGERS = 128  # connections without a signed request yet; a descriptor each, and ranks need some too
 CUT_ALL = "all"
 
 Answer = Tuple[int, Any]  # status, what to send as JSON
@@ -59,6 +60,7 @@ class Server:
         self._worker = worker
         self._server: Optional[asyncio.AbstractServer] = None
         self._writers: Set[asyncio.StreamWriter] = set()
+        self._strangers: Dict[asyncio.StreamWriter, None] = {}  # oldest first
         self._streams: Set[_Stream] = set()
         self._cut_until = float("-inf")
         self._cut_scope = CUT_ALL
@@ -103,6 +105,7 @@ class Server:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
+        self._note_stranger(writer)
         try:
             while not self.is_cut() and await self._serve_one(reader, writer):
                 pass
@@ -115,10 +118,19 @@ class Server:
             pass  # the agent ends; passed on, asyncio would log a traceback for every connection
         finally:
             self._writers.discard(writer)
+            self._strangers.pop(writer, None)
             if self.is_cut():
                 writer.transport.abort()
             with contextlib.suppress(OSError, RuntimeError):
                 writer.close()
+
+    def _note_stranger(self, writer: asyncio.StreamWriter) -> None:
+        """Of too many that have not said anything signed, the oldest goes."""
+        if len(self._strangers) >= MOST_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.transport.abort()
+        self._strangers[writer] = None
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer one request; False when the connection is over."""
@@ -146,6 +158,7 @@ class Server:
                 "boot_id": self._gate.boot_id,
             }
             return await self._send(writer, request, 401, answer, denied.caller)
+        self._strangers.pop(writer, None)
         self._api.heard()
         if (request.method, request.path) == ("GET", "/v1/events"):
             await self._stream(writer, request, caller)
