@@ -7,8 +7,11 @@ from typing import Any
 
 import click
 
+from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cluster.local_control import call
+from resumable_operator.cluster.local_faults import LONGEST_SECONDS
 from resumable_operator.cluster.local_files import RunFiles
+from resumable_operator.errors import UserError
 
 FAULTS = {
     "kill-worker": "SIGKILL a worker with all its ranks; its machine is gone",
@@ -28,6 +31,8 @@ OPTIONS_OF = {
 }
 
 
+SECONDS = click.FloatRange(min=0, max=LONGEST_SECONDS)
+
 EPILOG = "\b\nFaults:\n" + "\n".join(f"  {name:<12} {what}" for name, what in FAULTS.items())
 
 
@@ -36,10 +41,10 @@ EPILOG = "\b\nFaults:\n" + "\n".join(f"  {name:<12} {what}" for name, what in FA
 @click.argument("fault", type=click.Choice(list(FAULTS)), metavar="FAULT")
 @click.option("--worker", help="Name of the worker. Default: the last one that runs.")
 @click.option("--rank", type=click.IntRange(min=0), help="kill-rank, hang: which rank. Default: the last.")
-@click.option("--grace", type=click.FloatRange(min=0), help="preempt: seconds of notice. Default: 30.")
-@click.option("--seconds", type=click.FloatRange(min=0), help="cut-network: how long. Default: 10.")
+@click.option("--grace", type=SECONDS, help="preempt: seconds of notice. Default: 30.")
+@click.option("--seconds", type=SECONDS, help="cut-network: how long. Default: 10.")
 @click.option("--scope", type=click.Choice(["all", "operator"]), help="cut-network: from whom. Default: all.")
-@click.option("--back-after", type=click.FloatRange(min=0),
+@click.option("--back-after", type=SECONDS,
               help="kill-worker, preempt: the machine comes back after so many seconds.")  # fmt: skip
 def fault_command(run: Path, fault: str, **options: Any) -> None:
     """Inject FAULT into the job that `rtj run --dir RUN` runs right now.
@@ -50,5 +55,8 @@ def fault_command(run: Path, fault: str, **options: Any) -> None:
     wrong = sorted(set(given) - OPTIONS_OF[fault])
     if wrong:
         raise click.UsageError(f"--{wrong[0].replace('_', '-')} means nothing to {fault}")
-    reply = call(RunFiles(run.resolve()), {"fault": fault, **given})
+    try:
+        reply = call(RunFiles(run.resolve()), {"fault": fault, **given})
+    except UserError as error:  # 3 is for a job that failed
+        raise UsageProblem(str(error)) from error
     click.echo(reply["message"])

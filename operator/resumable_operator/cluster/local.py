@@ -278,8 +278,8 @@ class LocalCluster:
     async def _await_exit(self, worker: LocalWorker) -> None:
         assert worker.process is not None
         code = await worker.process.wait()
-        message = "" if code == 0 or worker.disruption or worker.deleting else worker.log_tail()
-        self._end(worker, code, message)
+        own = code > 0 and not worker.disruption and not worker.deleting  # a killed agent had no last words
+        self._end(worker, code, worker.log_tail() if own else "")
         await asyncio.to_thread(worker.kill_all)
         self.machines.release(worker.name)
         if worker.deleting:

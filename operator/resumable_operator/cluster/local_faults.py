@@ -29,6 +29,7 @@ PREEMPT = "preempt"
 HANG = "hang"
 ADD_WORKER = "add-worker"
 CUT_NETWORK = "cut-network"
+LONGEST_SECONDS = 1e6
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,14 @@ class Fault:
         if plain.get("fault") not in FAULTS:
             raise UserError(f"no such fault: {plain.get('fault')}; there are {', '.join(FAULTS)}")
         try:
-            return cls(**plain)
+            fault = cls(**plain)
         except TypeError as error:
             raise UserError(f"{plain.get('fault')}: {error}") from error
+        for name in ("grace", "seconds", "back_after"):
+            seconds = getattr(fault, name)
+            if seconds is not None and not _is_time(seconds):
+                raise UserError(f"{name} must be from 0 to {LONGEST_SECONDS:g} seconds, not {seconds}")
+        return fault
 
 
 class Faults:
@@ -170,6 +176,11 @@ FAULTS: dict[str, Callable[[Faults, Fault], Awaitable[Outcome]]] = {
     ADD_WORKER: Faults.add_worker,
     CUT_NETWORK: Faults.cut_network,
 }
+
+
+def _is_time(seconds: object) -> bool:
+    """Of NaN no comparison holds."""
+    return isinstance(seconds, (int, float)) and 0 <= seconds <= LONGEST_SECONDS
 
 
 def _until(fault: Fault) -> str:

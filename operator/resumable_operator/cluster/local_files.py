@@ -228,7 +228,7 @@ def is_live(files: RunFiles) -> bool:
     """Whether an ``rtj run`` owns the directory right now."""
     try:
         descriptor = os.open(files.lock, os.O_RDWR)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

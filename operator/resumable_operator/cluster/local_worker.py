@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 AGENT_COMMAND = (sys.executable, "-P", "-m", "resumable_training.agent")  # -P: not the user's queue.py
 READY_POLL_SECONDS = 0.01
 LOG_TAIL_BYTES = 2000
+LOG_TAIL_LINES = 5
 
 
 @dataclass
@@ -141,4 +142,5 @@ class LocalWorker:
         path = self.directory / "agent.log"
         if not path.exists():
             return ""
-        return path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        tail = path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        return "\n".join(tail.splitlines()[-LOG_TAIL_LINES:])
