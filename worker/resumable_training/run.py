@@ -360,6 +360,8 @@ class Run:
                 session.saver.close()
             session.watcher.close()
             process_group.leave(session.group.store, self.rank, self.world_size, _LEAVE_SECONDS)
+        elif session.steps_here:
+            session.tell_of_early_end()
         if session.trace is not None:
             session.trace.close()
         if session.link is not None:

@@ -82,6 +82,16 @@ class Session:
         if self.link is not None:
             self.link.send(rankwire.WARNING, message=message)
 
+    def tell_of_early_end(self) -> None:
+        """In this rank's log: its peers will only see that it went away, if they do not end there too."""
+        saved = self.saver.last_step if self.saver is not None else None
+        print(
+            f"resumable_training: rank {self.launch.rank} ends after step {self.step}, its loop unfinished;"
+            f" last checkpoint: {'none' if saved is None else f'step {saved}'}",
+            file=sys.stderr,
+            flush=True,
+        )
+
     def say(self, message: str) -> None:
         """One line for people, by rank 0."""
         if self.main:

@@ -468,3 +468,50 @@ def test_no_answer_of_the_store_in_a_save_ends_training(
         assert not save(engine, 1).ok
     assert save(engine, 2).ok
     assert job.resume_points == ["step-00000002.1"]
+
+
+OPERATIONS = ("open", "write", "fsync", "link", "stat", "listdir", "mkdir", "unlink")
+
+
+@pytest.mark.parametrize(
+    "code", [errno.EIO, errno.ENOSPC, errno.EACCES, errno.ESTALE], ids=errno.errorcode.get
+)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_error_of_any_file_operation_fails_one_save_at_most(
+    job: Job, monkeypatch: pytest.MonkeyPatch, operation: str, code: int
+) -> None:
+    """Each call of the operation in a save fails in turn: training goes on, and what is offered is whole."""
+    engine = start(job, 1, 1, 2)
+    real = getattr(os, operation)
+    step, calls = 2, 1
+    while True:
+        step, left = step + 1, [calls]
+
+        def fail(path: Any, *arguments: Any, left: list[int] = left, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                raise OSError(code, os.strerror(code))
+            return real(path, *arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, operation, fail)
+            failed = not save(engine, step).ok
+        if failed:
+            assert f"step-{step:08d}.1" not in job.resume_points
+        step += 1
+        assert save(engine, step).ok
+        assert job.resume_points[0] == f"step-{step:08d}.1"
+        if left[0] > 0:
+            break
+        calls += 1
+    state = make_state()
+    assert start_again(job, state) == step
+    assert weight(state) == step
+
+
+def start_again(job: Job, state: TrainingState) -> int:
+    """The step that the next attempt resumes from; nothing is passed over."""
+    report = job.engine(2).restore(state)
+    assert report is not None
+    assert report.fallback == ()
+    return report.step

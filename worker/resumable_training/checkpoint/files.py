@@ -53,7 +53,7 @@ class StoreFiles(FileSystemBase):
                 hashing = _HashingStream(stream, self)
                 yield hashing
             self.written[name.rpartition("/")[2]] = hashing.hasher.entry()
-        except CheckpointError as error:
+        except (OSError, CheckpointError) as error:
             self.failure = self.failure or error
             raise
 

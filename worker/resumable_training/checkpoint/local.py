@@ -159,11 +159,12 @@ class LocalStore:
     def open_write(self, name: str) -> Iterator[BinaryIO]:
         """Waits for a directory that another machine has just made."""
         path = self.path(name)
-        self._await_directory(path.parent)
-        with _wrapped(name), path.open("xb") as stream:
-            yield cast(BinaryIO, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
+        with _wrapped(name):
+            self._await_directory(path.parent)
+            with path.open("xb") as stream:
+                yield cast(BinaryIO, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
 
     def _await_directory(self, directory: Path) -> None:
         deadline = time.monotonic() + self.visibility_seconds
