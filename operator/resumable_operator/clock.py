@@ -26,6 +26,14 @@ class SystemClock:
         """Seconds since the epoch."""
         return self._offset + time.monotonic()
 
+    def not_before(self, seconds: float) -> None:
+        """Show at least this from now on.
+
+        For what was written by an earlier process, before the wall clock was set back: waits that it began
+        must not last for as long as that, nor its ledger stand still.
+        """
+        self._offset += max(0.0, seconds - self.now())
+
     def at_monotonic(self, seconds: float) -> float:
         """What this clock showed when CLOCK_MONOTONIC showed ``seconds``."""
         return self._offset + seconds

@@ -123,6 +123,7 @@ class LocalRun:
                 self._messages.append(f"the earlier run was moved to {aside}")
         previous = store.job()
         if previous is not None:
+            self._clock.not_before(previous.status.ledger.settled_at / 1000)
             check_continuation(previous, self._wish)
             if previous.status.phase == "Succeeded":
                 return previous
@@ -292,7 +293,10 @@ def after_a_kill(status: JobStatus, now: float) -> JobStatus:
     That time is ``suspended``, not time spent on detecting a failure.
     """
     settled = ledger.settle(status.ledger, ledger.SUSPENDED, ledger.milliseconds(now))
-    return status.model_copy(update={"ledger": settled})
+    attempt = status.attempt
+    if attempt.last_progress_at is not None:
+        attempt = attempt.model_copy(update={"last_progress_at": now})
+    return status.model_copy(update={"ledger": settled, "attempt": attempt})
 
 
 def reopened(status: JobStatus) -> JobStatus:

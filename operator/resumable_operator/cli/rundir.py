@@ -179,7 +179,8 @@ def moment(status: JobStatus, owned: bool, now: float) -> float:
     """
     if status.finished_at is not None:
         return status.finished_at
-    return now if owned else status.ledger.settled_at / 1000
+    settled = status.ledger.settled_at / 1000
+    return max(now, settled) if owned else settled  # the wall clock may have been set back
 
 
 def _nearby(path: Path) -> str:

@@ -120,3 +120,10 @@ def test_first_failure_is_shown_once(rank: int, live: str | None, shown: bool) -
     failure = Interruption(attempt=3, cause="crash", rank=rank, tail=("ValueError: x",))
     assert (failure_tail(failure, live) == [f"  [3 {rank}] ValueError: x"]) is shown
     assert failure_tail(None, live) == []
+
+
+def test_time_away_is_not_detection() -> None:
+    """Nobody was there to see that ranks made no progress; an attempt without any has none to move."""
+    for last, expected in ((5.0, 65.0), (None, None)):
+        status = JobStatus(attempt=AttemptStatus(number=1, state="running", last_progress_at=last))
+        assert after_a_kill(status, 65.0).attempt.last_progress_at == expected
