@@ -358,3 +358,22 @@ def test_nothing_tracked_is_said(job: Job) -> None:
     """A restore before anything is tracked is a mistake of the script."""
     with pytest.raises(StateMismatch, match=r"run\.track"):
         job.engine(1).restore(TrainingState({}))
+
+
+def test_options_that_the_checkpoint_overrules_are_said(job: Job) -> None:
+    """A longer schedule or another decay in the script has no effect after a load, so it is not silent."""
+
+    def make(decay: float, length: int) -> TrainingState:
+        model = layers()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=decay)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, length)
+        return TrainingState({"model": model}, {"optimizer": optimizer}, {"schedule": schedule})
+
+    through_a_checkpoint(job, make(0.1, 20), make(0.1, 20))
+    assert not [text for text in job.warnings if "the script says" in text]
+    job.engine(3).restore(make(0.3, 50))
+    said = [text for text in job.warnings if "the script says" in text]
+    assert any(
+        "optimizer goes on as saved, with weight_decay 0.1 (the script says 0.3)" in text for text in said
+    )
+    assert any("schedule goes on as saved, with T_max 20 (the script says 50)" in text for text in said)

@@ -28,6 +28,7 @@ from resumable_training.checkpoint.state import (
     STATEFUL_PREFIX,
     TrainingState,
     flat_modules,
+    overruled_schedule,
     per_rank_key,
     shape_of,
     stateful_key,
@@ -263,7 +264,11 @@ class Loader:
         for name, thing in self._state.stateful.items():
             if stateful_key(name) in first:
                 tensors = [values[key] for key in sorted(values) if key.startswith(stateful_key(name) + "/")]
-                thing.load_state_dict(from_text(tensor_bytes(first[stateful_key(name)]), tensors))
+                saved_state = from_text(tensor_bytes(first[stateful_key(name)]), tensors)
+                warning = overruled_schedule(name, thing, saved_state)
+                thing.load_state_dict(saved_state)
+                if warning and self._ranks.rank == 0:
+                    self._warn(f"{self._source.label}: {warning}")
 
     def _apply_modules(self, values: Mapping[str, Any]) -> None:
         live, paths = flat_modules(self._state)

@@ -19,6 +19,7 @@ from resumable_training.checkpoint.mismatch import Shape
 from resumable_training.checkpoint.state import TrainingState, optimizer_state_dict
 
 _NAMES = ("params", "param_names")
+_SCHEDULED = ("lr", "initial_lr", "max_lr", "min_lr", "momentum", "max_momentum", "base_momentum")
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,8 @@ def apply(
     parameters = parameters_by_name(state, name)
     for key, value in by_parameter.items():
         _keep_dtypes(optimizer.state[parameters[key]], value, parameters[key])
-    return _warnings(name, parameters, by_parameter)
+    pairs = [(now, groups[m]) for now, m in zip(current, matched, strict=True)]
+    return [*_warnings(name, parameters, by_parameter), *_overruled(name, pairs)]
 
 
 def _nested(values: Mapping[tuple[Any, ...], Any]) -> dict[str, dict[str, Any]]:
@@ -161,6 +163,19 @@ def _nested(values: Mapping[tuple[Any, ...], Any]) -> dict[str, dict[str, Any]]:
 def _merge(current: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
     """Saved options win; ones that only a newer optimizer has keep their value."""
     return {**current, **{key: value for key, value in saved.items() if key not in _NAMES}}
+
+
+def _overruled(name: str, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[str]:
+    """Options of the script that the checkpoint does not follow; ones that schedules move are left out."""
+    found = {
+        f"{key} {saved[key]!r} (the script says {now[key]!r})"
+        for now, saved in pairs
+        for key in (now.keys() & saved.keys()).difference(_NAMES, _SCHEDULED)
+        if isinstance(now[key], (bool, int, float)) and now[key] != saved[key]
+    }
+    if not found:
+        return []
+    return [f"{name} goes on as saved, with {', '.join(sorted(found))}: to change it, set it after run.track"]
 
 
 def _keep_dtypes(live: dict[str, Any], saved: Mapping[str, Any], parameter: torch.Tensor) -> None:

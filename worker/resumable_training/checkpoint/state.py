@@ -6,6 +6,7 @@ So any DCP program reads our checkpoints. Beside that, as byte tensors of plain 
 
 from __future__ import annotations
 
+import inspect
 import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -225,6 +226,24 @@ def check_schedules(state: TrainingState) -> list[str]:
         if rates != [float(rate) for rate in last]:
             found.append(f"{name} says learning rate {[float(rate) for rate in last]}, its optimizer {rates}")
     return found
+
+
+def overruled_schedule(name: str, schedule: Any, saved: Any) -> str:
+    """What an LR schedule was built with and will not follow, since its state holds it too; or nothing."""
+    if not isinstance(getattr(schedule, "optimizer", None), Optimizer) or not isinstance(saved, dict):
+        return ""
+    given = inspect.signature(type(schedule).__init__).parameters.keys() - {"last_epoch", "last_step"}
+    now = schedule.state_dict()
+    found = [
+        f"{key} {saved[key]!r} (the script says {now[key]!r})"
+        for key in sorted(given & now.keys() & saved.keys())
+        if isinstance(now[key], (bool, int, float, str)) and now[key] != saved[key]
+    ]
+    return (
+        f"{name} goes on as saved, with {', '.join(found)}: to change it, set it after run.track"
+        if found
+        else ""
+    )
 
 
 def require_tracked(state: TrainingState) -> None:
