@@ -130,7 +130,7 @@ def test_other_script_needs_fresh(run: LocalRun, tmp_path: Path) -> None:
     status = run.finish()
     assert status.attempt.number == 1
     assert json.loads((run.directory / "old-1" / "status.json").read_text())["status"]["step"] == first.step
-    assert "[1 0] hello from the other script" in run.text()
+    assert "[1:0] hello from the other script" in run.text()
 
 
 def test_changed_arguments_and_size_continue(run: LocalRun) -> None:

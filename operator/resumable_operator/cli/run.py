@@ -148,8 +148,7 @@ def summarize(console: Console, status: JobStatus, setting: Setting) -> None:
         lines += status.reason.splitlines()[:1]
         lines += failure_tail(status.last_interruption, _shown_live(status, setting))
     if status.phase == "Suspended":
-        point = f"checkpoint {status.checkpoint.name}" if status.checkpoint else "the beginning"
-        lines.append(f"the same command line continues from {point}")
+        lines.append(f"the same command line continues {_resume_point(status)}")
     for line in [*lines, f"where the time went: rtj report {_short(setting.directory)}"]:
         console.print(line, soft_wrap=True)
 
@@ -173,7 +172,15 @@ def failure_tail(failure: Interruption | None, shown_live: str | None) -> list[s
         return []
     if shown_live is not None and (failure.rank == 0 or "\n".join(failure.tail) in shown_live):
         return []
-    return [f"  [{failure.attempt} {failure.rank}] {line}" for line in failure.tail]
+    return [f"  [{failure.attempt}:{failure.rank}] {line}" for line in failure.tail]
+
+
+def _resume_point(status: JobStatus) -> str:
+    if status.checkpoint:
+        return f"from checkpoint {status.checkpoint.name}"
+    if status.uses_library is False:
+        return "from what the script itself has saved"
+    return "from the beginning"
 
 
 def _outcome(status: JobStatus) -> str:

@@ -175,7 +175,7 @@ def test_the_cost_of_a_restart_is_measured_from_interruptions() -> None:
         ("worker is gone", -9, "worker is gone (killed by SIGKILL)"),
         ("rank 1 was killed by SIGKILL", -9, "rank 1 was killed by SIGKILL"),
         ("", 1, "exit code 1"),
-        ("", 81, "user error: see the message above it in the rank's log"),
+        ("", 81, "user error, explained in its output"),
         ("no heartbeat", None, "no heartbeat"),
         ("", None, "no details"),
     ],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from resumable_operator.cli.exitcodes import UsageProblem
-from resumable_operator.cli.run import failure_tail
+from resumable_operator.cli.run import _resume_point, failure_tail
 from resumable_operator.cli.run_local import after_a_kill, check_continuation, check_fresh, reopened
 from resumable_operator.cli.run_options import Options, Wish, from_options
 from resumable_operator.decide.ledger import enter, open_ledger, settle
@@ -127,3 +127,11 @@ def test_time_away_is_not_detection() -> None:
     for last, expected in ((5.0, 65.0), (None, None)):
         status = JobStatus(attempt=AttemptStatus(number=1, state="running", last_progress_at=last))
         assert after_a_kill(status, 65.0).attempt.last_progress_at == expected
+
+
+def test_a_drained_script_of_its_own_goes_on_from_its_own() -> None:
+    """Without the library nobody here knows the checkpoint: it is not called a beginning."""
+    assert _resume_point(JobStatus()) == "from the beginning"
+    assert _resume_point(JobStatus(uses_library=False)) == "from what the script itself has saved"
+    saved = CheckpointStatus(name="step-00000010.1", step=10, samples=80, at=1.0)
+    assert _resume_point(JobStatus(checkpoint=saved)) == "from checkpoint step-00000010.1"

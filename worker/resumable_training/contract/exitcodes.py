@@ -18,7 +18,7 @@ START_TIMEOUT = 87  # the process group did not form in time: infrastructure
 MEANING = {
     SUCCESS: "finished",
     DRAINED: "drained: committed at the agreed step and stopped",
-    USER_ERROR: "user error: see the message above it in the rank's log",
+    USER_ERROR: "user error, explained in its output",
     NUMERIC: "non-finite loss",
     MASTER_BIND: "the master port was taken between choosing and binding it",
     SUPERSEDED: "another attempt owns the checkpoint store",
