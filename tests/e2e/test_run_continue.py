@@ -23,8 +23,11 @@ def run(tmp_path: Path) -> Iterator[LocalRun]:
 
 
 def test_interrupt_drains_and_the_same_command_continues(run: LocalRun) -> None:
-    """Ctrl-C commits a checkpoint; the next run starts from it as the next attempt, with nothing redone."""
-    run.start_fake("--workers", "2", fake=FAKE)
+    """Ctrl-C commits a checkpoint; the next run starts from it as the next attempt, with nothing redone.
+
+    One worker: fake ranks agree on no step, so that of a second worker may be ahead of the checkpoint.
+    """
+    run.start_fake("--workers", "1", "--processes-per-worker", "2", fake=FAKE)
     run.until_step(15)
     run.signal(signal.SIGINT)
     drained = run.finish(exitcodes.DRAINED)
