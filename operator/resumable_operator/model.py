@@ -347,6 +347,7 @@ class AttemptStatus(StatusModel):
     finished_members: tuple[str, ...] = ()  # workers that reported the attempt's end
     outcomes: dict[str, str] = Field(default_factory=dict)  # how, by worker (events.OUTCOMES)
     rank0_returned_at: float | None = None  # rank 0 returned 0
+    left: Evidence | None = None  # the first other rank that returned 0, as a witness against itself
     last_progress_at: float | None = None  # newest report of a rank
     doomed: tuple[str, ...] = ()  # members whose agent got a SIGTERM
     silent_since: dict[str, float] = Field(default_factory=dict)  # members never heard by this operator

@@ -56,6 +56,8 @@ def judge(attempt: AttemptStatus, committed: bool, trained: bool) -> Verdict:
         trained: every member had started its ranks.
     """
     found = first_witness(attempt.evidence)
+    if found is not None and not found.primary and attempt.left is not None:
+        found = attempt.left  # its peers only lost it
     if attempt.drain_cause is not None and (committed or found is None):
         return _drained(attempt.drain_cause, attempt.drain_reason)
     if found is None:
@@ -123,9 +125,27 @@ def of_rank_exit(exit_: RankExit, worker: str, at: float) -> Evidence | None:
         rank=exit_.rank,
         code=exit_.code,
         message=f"rank {exit_.rank} on {worker}: {exitcodes.describe_exit(exit_.code)}{early}",
-        tail=tuple(line[:TAIL_CHARACTERS] for line in exit_.tail[-TAIL_LINES:]),
+        tail=_short(exit_.tail),
         primary=not (exit_.peer_suspect or exit_.code == exitcodes.PEER_LOST),
     )
+
+
+def of_leaving(exit_: RankExit, worker: str, at: float) -> Evidence:
+    """A rank that returned 0. When its peers lose a peer and nobody else failed, it left them too early."""
+    return Evidence(
+        at=at,
+        cause="crash",
+        worker=worker,
+        rank=exit_.rank,
+        code=exit_.code,
+        message=f"rank {exit_.rank} on {worker} returned 0 while others trained on: "
+        "all ranks must take the same steps",
+        tail=_short(exit_.tail),
+    )
+
+
+def _short(tail: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(line[:TAIL_CHARACTERS] for line in tail[-TAIL_LINES:])
 
 
 def _cause_of_exit(exit_: RankExit) -> str:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from resumable_operator.decide import ledger
 from resumable_operator.decide.budget import give_back
 from resumable_operator.decide.draft import Draft
-from resumable_operator.decide.failure import add_evidence, of_rank_exit
+from resumable_operator.decide.failure import add_evidence, of_leaving, of_rank_exit
 from resumable_operator.decide.interruptions import credit_rework, recovered
 from resumable_operator.decide.observation import TimedEvent
 from resumable_operator.model import CheckpointStatus, Evidence
@@ -190,6 +190,8 @@ def _rank_exited(draft: Draft, timed: TimedEvent) -> None:
         return
     if exit_.rank == 0 and exit_.code == 0:
         draft.set_attempt(rank0_returned_at=timed.at)
+    elif exit_.own and exit_.code == 0 and draft.attempt.left is None:
+        draft.set_attempt(left=of_leaving(exit_, timed.worker, timed.at))
     if draft.attempt.state == "draining" and draft.status.uses_library is False:
         return  # a script that can't drain was ended by SIGTERM, as asked
     witness = of_rank_exit(exit_, timed.worker, timed.at)

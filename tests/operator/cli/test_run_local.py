@@ -118,7 +118,7 @@ def test_failed_job_starts_again() -> None:
 def test_first_failure_is_shown_once(rank: int, live: str | None, shown: bool) -> None:
     """The failed rank's last lines are shown at the end, unless rank 0's same were on the screen already."""
     failure = Interruption(attempt=3, cause="crash", rank=rank, tail=("ValueError: x",))
-    assert (failure_tail(failure, live) == [f"  [3 {rank}] ValueError: x"]) is shown
+    assert (failure_tail(failure, live) == [f"  [3:{rank}] ValueError: x"]) is shown
     assert failure_tail(None, live) == []
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resumable_operator.decide.draft import Draft
+from resumable_operator.decide.failure import judge
 from resumable_operator.decide.fold import fold_events, in_order
 from resumable_operator.decide.ledger import open_ledger
 from resumable_operator.decide.observation import Job, Observation, TimedEvent
@@ -19,7 +20,7 @@ from resumable_operator.model import (
     JobStatus,
     parse_spec,
 )
-from resumable_training.contract import events
+from resumable_training.contract import events, exitcodes
 from resumable_training.contract.codec import to_plain
 from resumable_training.contract.events import Event, ProgressReport
 
@@ -196,3 +197,25 @@ def test_one_agents_events_stay_in_order(found: list[tuple[str, int, float]]) ->
     for boot in "ab":
         numbers = [item.event.seq for item in ordered if item.event.boot_id == boot]
         assert numbers == sorted(numbers)
+
+
+def _exit(seq: int, rank: int, code: int, at: float) -> TimedEvent:
+    return event(events.RANK_EXITED, seq, at, rank=rank, code=code, own=True, tail=["last words"])
+
+
+def test_a_rank_that_leaves_early_is_the_cause() -> None:
+    """Rank 2 returns 0 in mid-training and its peers lose a peer: it is to blame, and the script pays."""
+    found = [_exit(1, 2, 0, 110.0), _exit(2, 1, exitcodes.PEER_LOST, 110.1), _exit(3, 0, 86, 110.2)]
+    verdict = judge(fold(found).status.attempt, committed=False, trained=True)
+    assert (verdict.cause, verdict.paying) == ("crash", "user_error")
+    assert verdict.evidence is not None
+    assert (verdict.evidence.rank, verdict.evidence.code) == (2, 0)
+    assert "rank 2 on w-0-1 returned 0 while others trained on" in verdict.message
+
+
+def test_a_rank_that_returns_0_beside_a_real_failure_is_not() -> None:
+    """A primary witness counts for more than a rank that had finished."""
+    found = [_exit(1, 2, 0, 110.0), _exit(2, 1, 1, 110.1)]
+    verdict = judge(fold(found).status.attempt, committed=False, trained=True)
+    assert verdict.evidence is not None
+    assert (verdict.evidence.rank, verdict.evidence.code) == (1, 1)
