@@ -299,7 +299,7 @@ class Operator:
 
 
 SHORT = ("--steps", "40", "--step-seconds", "0.01", "--checkpoint-every", "10")
-START_MOMENTS = 22  # at least as many as there are until two workers train; the test checks that
+START_MOMENTS = 26  # at least as many as there are until two workers train; the test checks that
 RECOVERY_MOMENTS = 14
 
 
