@@ -102,9 +102,10 @@ def demo_command(directory: Path, steps: int, time_limit: float) -> None:
     """
     console = Console()
     _clear(directory)
+    _announce(console)
     process = subprocess.Popen(_run_command(directory, steps))
     try:
-        _play(console, directory, process, time.monotonic() + time_limit)
+        _play(directory, process, time.monotonic() + time_limit)
         code = process.wait(timeout=time_limit)
     finally:
         if process.poll() is None:
@@ -114,6 +115,15 @@ def demo_command(directory: Path, steps: int, time_limit: float) -> None:
     _show_report(directory)
     _show_checks(console, checks)
     sys.exit(0 if all(passed for _, passed, _ in checks) else 1)
+
+
+def _announce(console: Console) -> None:
+    """Before it begins: while it runs the screen belongs to ``rtj run``, which tells each fault itself."""
+    console.print(
+        f"A small GPT trains with {WORKERS} workers. In the middle of save intervals:", highlight=False
+    )
+    for number, scene in enumerate(SCENES, 1):
+        console.print(f"  {number}. {scene.title}", highlight=False)
 
 
 def _clear(directory: Path) -> None:
@@ -149,12 +159,11 @@ def _run_command(directory: Path, steps: int) -> list[str]:
     return _rtj("run", *options, *script)
 
 
-def _play(console: Console, directory: Path, process: subprocess.Popen[bytes], deadline: float) -> None:
+def _play(directory: Path, process: subprocess.Popen[bytes], deadline: float) -> None:
     """Inject each scene's faults when its moment has come."""
-    for number, scene in enumerate(SCENES, 1):
+    for scene in SCENES:
         if not _await(directory, process, scene.ready, deadline):
             return
-        console.print(f"[bold]demo {number}/{len(SCENES)}:[/bold] {scene.title}", highlight=False)
         for fault in scene.faults:
             subprocess.run(_rtj("fault", str(directory), *fault), check=True, stdout=subprocess.DEVNULL)
 

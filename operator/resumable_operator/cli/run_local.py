@@ -102,7 +102,12 @@ class LocalRun:
                 return job.status
             agents = AgentPool(self._clock)
             stack.push_async_callback(agents.close)
-            faults = Faults(cluster, self._clock, lambda worker, wish: agents.request(job.key, worker, wish))
+            faults = Faults(
+                cluster,
+                self._clock,
+                lambda worker, wish: agents.request(job.key, worker, wish),
+                lambda message: self._messages.append(message),  # the list is a new one after each display
+            )
             server = ControlServer(cluster.files, cluster.machines.capacity, faults.answer)
             await stack.enter_async_context(server)
             reconciler = Reconciler(cluster, agents, self._clock, self._settings())

@@ -65,12 +65,19 @@ class Fault:
 
 
 class Faults:
-    """Breaks ``cluster``. ``send`` posts a signed request to a worker's agent."""
+    """Breaks ``cluster``. ``send`` posts a signed request to an agent; ``told`` gets what was done."""
 
-    def __init__(self, cluster: LocalCluster, clock: Clock, send: SendRequest) -> None:
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        clock: Clock,
+        send: SendRequest,
+        told: Callable[[str], None] = lambda _message: None,
+    ) -> None:
         self._cluster = cluster
         self._clock = clock
         self._send = send
+        self._told = told
 
     async def answer(self, plain: dict[str, Any]) -> dict[str, Any]:
         """Do what a line of the control socket asks; the reply says what was done, or why not."""
@@ -84,6 +91,7 @@ class Faults:
             append_lines(self._cluster.files.faults, [line])
         except OSError as error:
             message += f" (not recorded: {error.strerror})"
+        self._told(f"fault {fault.fault}: {message}")
         return {"ok": True, "message": message, "worker": worker, "rank": rank}
 
     async def kill_worker(self, fault: Fault) -> Outcome:

@@ -49,3 +49,18 @@ async def test_nobody_is_there(tmp_path: Path, fault: str) -> None:
             answer = await faults.answer(wish)
             assert (answer["ok"], "runs now" in answer["message"]) == (False, True)
         assert not cluster.files.faults.exists()
+
+
+async def test_what_was_done_is_told(tmp_path: Path) -> None:
+    """The run's own display shows each fault that happened, and none that did not."""
+
+    async def send(_worker: str, _request: Request) -> None:
+        raise AssertionError("nobody to send to")
+
+    told: list[str] = []
+    async with LocalCluster(tmp_path, SystemClock(), Machines(1, 2)) as cluster:
+        faults = Faults(cluster, SystemClock(), send, told.append)
+        assert (await faults.answer({"fault": "add-worker"}))["ok"]
+        assert not (await faults.answer({"fault": "add-worker"}))["ok"]
+    assert len(told) == 1
+    assert told[0].startswith("fault add-worker: ")
