@@ -139,6 +139,8 @@ class LocalRun:
             self._messages.append(
                 f"continuing {files.root}: {previous.status.attempt.number} attempts so far"
             )
+            if previous.name != self._wish.name:
+                self._messages.append(f"the job keeps its name, {previous.name}")
             self._output.start_at(previous.status.attempt.number)
             self._status = previous.status
         return self._cluster.submit(previous.name if previous else self._wish.name, self._wish.spec)
