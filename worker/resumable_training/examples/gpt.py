@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
@@ -167,6 +168,13 @@ def evaluate(run: rt.Run, model: nn.Module, windows: Windows, samples: int, shar
     return total if run.is_main else None
 
 
+def mean_over_ranks(value: torch.Tensor, run: rt.Run) -> torch.Tensor:
+    """The loss of the whole global batch: the same at any number of ranks, up to rounding."""
+    if run.world_size > 1:
+        dist.all_reduce(value)
+    return value / run.world_size
+
+
 def digest(model: nn.Module) -> str:
     """Hash of all weights, the same whether they are sharded or not. Every rank must call it."""
     hashing = hashlib.sha256()
@@ -213,6 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             loss = model(batch.to(run.device))
             step.backward(loss)
             mean += loss.detach() * step.weight
+        mean = mean_over_ranks(mean, run)
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
