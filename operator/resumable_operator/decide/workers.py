@@ -5,9 +5,11 @@ from __future__ import annotations
 from resumable_operator.decide.actions import CreateWorker, DeleteWorker
 from resumable_operator.decide.assign import template_digest
 from resumable_operator.decide.backoff import delay_seconds
+from resumable_operator.decide.budget import charge, exhausted
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.health import creatable, health
 from resumable_operator.decide.observation import Worker
+from resumable_operator.decide.terminal import fail
 from resumable_operator.decide.views import ended, is_member, node_gone, node_of
 from resumable_training.contract.labels import worker_name
 
@@ -157,8 +159,16 @@ def _delay(draft: Draft, worker: Worker) -> None:
     count = draft.status.start_failures + 1
     uid = draft.observation.job.uid
     wait = delay_seconds(uid, count, _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS)
-    draft.set(start_failures=count, create_after=draft.now + wait)
+    budgets = draft.spec.recovery.budgets
+    spent = charge(draft.status.budgets, budgets, "infrastructure", "unknown", draft.now)
+    draft.set(start_failures=count, create_after=draft.now + wait, budgets=spent)
     draft.wake(draft.now + wait)
     why = worker.message or worker.reason or f"exit code {worker.exit_code}"
     text = f"{worker.name} failed before it took part in an attempt ({why}); next try in {wait:.1f} s"
     draft.tell("Warning", "WorkerFailed", text)
+    if exhausted(spent, budgets, (), draft.now) is not None and not draft.alive:
+        limit = budgets.infrastructure
+        message = (
+            f"{limit.limit + 1} endings in {limit.window_seconds:g} s, limit {limit.limit}; last: {text}"
+        )
+        fail(draft, "budget", f"recovery.budgets.infrastructure is spent: {message}")

@@ -94,6 +94,22 @@ def test_workers_that_fail_to_start_are_retried_ever_more_slowly() -> None:
     assert any(event.reason == "WorkerFailed" for event in world.emitted)
 
 
+def test_workers_that_never_start_spend_a_budget() -> None:
+    """Not for ever: the infrastructure budget pays for each, and the end names the last reason."""
+    world = world_of(capacity=3, recovery={"budgets": {"infrastructure": {"limit": 4}}})
+    for _ in range(20_000):
+        for agent in world.agents.values():
+            if agent.phase == "running":
+                agent.phase, agent.exit_code = "failed", 2
+        world.step()
+        world.tick()
+        if world.job.status.phase == "Failed":
+            break
+    assert (world.job.status.phase, world.job.status.failure_class) == ("Failed", "budget")
+    assert "recovery.budgets.infrastructure is spent" in world.job.status.reason
+    assert "failed before it took part in an attempt (exit code 2)" in world.job.status.reason
+
+
 def test_a_name_that_took_part_is_never_used_again() -> None:
     """A member that vanished without a trace is replaced under a new name."""
     world = world_of(capacity=3)
