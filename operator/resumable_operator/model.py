@@ -344,8 +344,7 @@ class AttemptStatus(StatusModel):
     drain_deadline: float | None = None
     evidence: tuple[Evidence, ...] = ()
     ending_since: float | None = None
-    finished_members: tuple[str, ...] = ()  # workers that reported the attempt's end
-    outcomes: dict[str, str] = Field(default_factory=dict)  # how, by worker (events.OUTCOMES)
+    outcomes: dict[str, str] = Field(default_factory=dict)  # by worker that reported the attempt's end
     rank0_returned_at: float | None = None  # rank 0 returned 0
     left: Evidence | None = None  # the first other rank that returned 0, as a witness against itself
     last_progress_at: float | None = None  # newest report of a rank

@@ -23,7 +23,6 @@ from resumable_training.contract.events import Event, ProgressReport, RankExit
 T = TypeVar("T")
 
 _BEFORE_RESTORED = ("setup", "rendezvous", "restoring")
-_BEFORE_FIRST_STEP = (*_BEFORE_RESTORED, "warmup")
 
 
 def fold_events(draft: Draft) -> None:
@@ -222,7 +221,7 @@ def note_outcome(draft: Draft, worker: str, outcome: str) -> None:
     if worker in draft.attempt.outcomes:
         return
     outcomes = {**draft.attempt.outcomes, worker: outcome}
-    draft.set_attempt(outcomes=outcomes, finished_members=tuple(outcomes))
+    draft.set_attempt(outcomes=outcomes)
 
 
 def witnessed(draft: Draft, witness: Evidence) -> None:

@@ -102,7 +102,6 @@ class Observation:
     agents: dict[str, Agent] = field(default_factory=dict)
     events: tuple[TimedEvent, ...] = ()  # not yet folded into status, in order of time
     capacity: int | None = None  # workers that the cluster could hold, if it can tell (local); None: unknown
-    chosen_ports: dict[str, int] = field(default_factory=dict)
 
     def worker(self, name: str) -> Worker | None:
         return next((worker for worker in self.workers if worker.name == name), None)

@@ -9,7 +9,6 @@ from typing import Dict, Mapping, Optional
 
 BODY_LIMIT = 8 * 1024 * 1024
 HEADER_LIMIT = 32 * 1024
-CHUNKS_END = b"0\r\n\r\n"
 
 
 class BadRequest(Exception):
