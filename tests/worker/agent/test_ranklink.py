@@ -71,14 +71,27 @@ async def test_messages_both_ways(opened: Link) -> None:
         {**HELLO, "rank": 1},
         {**HELLO, "rank": 7},
         {**HELLO, "rank": "0"},
-        {**HELLO, "pid": 1},
         {**HELLO, "pid": 2**22 + 1},
         b"nonsense\n",
         b"[]\n",
     ],
 )
 async def test_strangers_are_turned_away(opened: Link, first: object) -> None:
-    """No hello, another rank's number, or a process of another session: closed, with a warning."""
+    """No hello, another rank's number, or a process that is none: closed, with a warning."""
+    await _assert_turned_away(opened, first)
+
+
+async def test_process_of_another_session_is_turned_away(opened: Link) -> None:
+    """It is no rank of this attempt, whatever it says."""
+    stranger = await asyncio.create_subprocess_exec("sleep", "600", start_new_session=True)
+    try:
+        await _assert_turned_away(opened, {**HELLO, "pid": stranger.pid})
+    finally:
+        stranger.kill()
+        await stranger.wait()
+
+
+async def _assert_turned_away(opened: Link, first: object) -> None:
     reader, writer = await opened.connect(first)
     assert await reader.read() == b""
     assert opened.heard == []
