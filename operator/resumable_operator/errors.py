@@ -9,6 +9,7 @@
     |   |-- ConflictError    somebody else wrote the status first; observe again
     |   `-- AgentUnreachable
     |-- AgentRefused         the agent understood and said no (older attempt, other job, bad signature)
+    |-- ClusterRefused       the cluster understood and said no (quota, admission, rights)
     `-- FatalError           our own bug or a broken installation
 """
 
@@ -49,6 +50,14 @@ class AgentRefused(ResumableError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class ClusterRefused(ResumableError):
+    """The cluster will go on saying no until somebody changes something. ``reason`` is CamelCase for people."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class FatalError(ResumableError):

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from resumable_operator.agent_client import Endpoint
 from resumable_operator.cluster.port import Cluster
-from resumable_operator.decide.observation import Agent, Observation, TimedEvent, Worker
+from resumable_operator.decide.observation import Agent, Job, Observation, TimedEvent, Worker
 
 
 class Agents(Protocol):
@@ -31,10 +31,9 @@ async def observe(cluster: Cluster, agents: Agents, job_key: str) -> Observation
     if job is None:
         return None
     workers, nodes, capacity = await asyncio.gather(
-        cluster.workers(job), cluster.nodes(), cluster.capacity(job)
+        cluster.workers(job), cluster.nodes(job), cluster.capacity(job)
     )
-    key = cluster.job_key_bytes(job)
-    await agents.sync(job_key, _endpoints(workers, key), job.status.cursors)
+    await agents.sync(job_key, _endpoints(cluster, job, workers), job.status.cursors)
     return Observation(
         job=job,
         workers=tuple(sorted(workers, key=lambda worker: (worker.place, worker.incarnation))),
@@ -45,10 +44,10 @@ async def observe(cluster: Cluster, agents: Agents, job_key: str) -> Observation
     )
 
 
-def _endpoints(workers: Iterable[Worker], key: bytes) -> list[Endpoint]:
+def _endpoints(cluster: Cluster, job: Job, workers: Iterable[Worker]) -> list[Endpoint]:
     """Workers whose agent can be asked. Those being deleted too: they report how their attempt ended."""
     return [
-        Endpoint(worker.name, worker.address, worker.agent_port, key)
+        Endpoint(worker.name, worker.address, worker.agent_port, cluster.agent_key(job, worker))
         for worker in workers
         if worker.phase == "running" and worker.address and worker.agent_port
     ]

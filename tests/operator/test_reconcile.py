@@ -13,8 +13,8 @@ from resumable_operator.agents import AgentPool
 from resumable_operator.clock import SystemClock
 from resumable_operator.cluster.port import Change
 from resumable_operator.decide.actions import Action, CreateWorker, DeleteWorker, EmitEvent, Plan, SendRequest
-from resumable_operator.decide.observation import Job, Node, Observation, Worker
-from resumable_operator.errors import AgentUnreachable, ConflictError, FatalError, RetryableError
+from resumable_operator.decide.observation import Job, Node, Observation, Problem, Worker
+from resumable_operator.errors import AgentUnreachable, ConflictError, FatalError, RetryableError, SpecError
 from resumable_operator.model import JobSpec, JobStatus, Workers
 from resumable_operator.reconcile import Reconciler, Settings
 from resumable_training.contract.assignment import Assignment, Request
@@ -43,13 +43,15 @@ class FakeCluster:
     async def workers(self, job: Job) -> list[Worker]:
         return []
 
-    async def nodes(self) -> dict[str, Node]:
+    async def nodes(self, job: Job) -> dict[str, Node]:
         return {}
 
     async def capacity(self, job: Job) -> int | None:
         return None
 
-    async def create_worker(self, job: Job, name: str, place: int, incarnation: int) -> None:
+    async def create_worker(
+        self, job: Job, name: str, place: int, incarnation: int, avoid: tuple[str, ...] = ()
+    ) -> None:
         self._do(f"create {name}")
 
     async def delete_worker(self, job: Job, name: str, grace_seconds: float) -> None:
@@ -68,7 +70,16 @@ class FakeCluster:
     ) -> None:
         self.done.append(f"tell {reason}")
 
-    def job_key_bytes(self, job: Job) -> bytes:
+    async def report_invalid(self, key: str, error: SpecError) -> None:
+        self.done.append(f"invalid {key}")
+
+    async def check(self, job: Job) -> tuple[Problem, ...]:
+        return ()
+
+    async def delete_job(self, job: Job) -> None:
+        self._do("delete job")
+
+    def agent_key(self, job: Job, worker: Worker) -> bytes:
         return b"k" * 32
 
     async def watch(self) -> AsyncIterator[Change]:

@@ -25,8 +25,8 @@ from resumable_operator.cluster.local_processes import kill_leftovers
 from resumable_operator.cluster.local_store import JobStore, StoreUnwritable
 from resumable_operator.cluster.local_worker import LocalWorker
 from resumable_operator.cluster.port import Change
-from resumable_operator.decide.observation import Disruption, Job, Node, Worker
-from resumable_operator.errors import FatalError, RetryableError
+from resumable_operator.decide.observation import Disruption, Job, Node, Problem, Worker
+from resumable_operator.errors import FatalError, RetryableError, SpecError
 from resumable_operator.model import JobSpec, JobStatus, MemberStatus
 from resumable_training.contract.assignment import AgentSpec
 
@@ -146,7 +146,16 @@ class LocalCluster:
             logger.warning("event %s could not be written: %s", reason, error)
         self._on_event(kind, reason, message)
 
-    def job_key_bytes(self, job: Job) -> bytes:
+    async def report_invalid(self, key: str, error: SpecError) -> None:
+        raise FatalError(f"{self.files.job} holds a job that cannot be read: {error}")
+
+    async def check(self, job: Job) -> tuple[Problem, ...]:
+        return ()  # the command line looks before it submits
+
+    async def delete_job(self, job: Job) -> None:
+        """Run directories are their users' to remove."""
+
+    def agent_key(self, job: Job, worker: Worker) -> bytes:
         return self._key
 
     # ---- workers -------------------------------------------------------------------------------------
@@ -154,14 +163,16 @@ class LocalCluster:
     async def workers(self, job: Job) -> list[Worker]:
         return [worker.view() for worker in self._workers.values()]
 
-    async def nodes(self) -> dict[str, Node]:
+    async def nodes(self, job: Job) -> dict[str, Node]:
         machines = self.machines.all.values()
         return {machine.name: Node(machine.name, ready=machine.up, exists=machine.up) for machine in machines}
 
     async def capacity(self, job: Job) -> int | None:
         return self.machines.capacity
 
-    async def create_worker(self, job: Job, name: str, place: int, incarnation: int) -> None:
+    async def create_worker(
+        self, job: Job, name: str, place: int, incarnation: int, avoid: tuple[str, ...] = ()
+    ) -> None:
         if name in self._workers:
             return
         worker = self._new_worker(job, name, place, incarnation)

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from resumable_operator.decide.observation import Job, Node, Worker
+from resumable_operator.decide.observation import Job, Node, Problem, Worker
+from resumable_operator.errors import SpecError
 from resumable_operator.model import JobStatus
 
 
@@ -32,21 +33,45 @@ class Cluster(Protocol):
         ...
 
     async def job(self, key: str) -> Job | None:
-        """One job as stored now; None when it is gone."""
+        """One job as stored now; None when it is gone.
+
+        Raises:
+            SpecError: it cannot be read; tell with ``report_invalid``.
+        """
+        ...
+
+    async def report_invalid(self, key: str, error: SpecError) -> None:
+        """Say on the job itself (condition ``Valid``) that its spec cannot be read. Once for each spec."""
+        ...
+
+    async def check(self, job: Job) -> tuple[Problem, ...]:
+        """What only the cluster can tell about the spec: refused template, missing or unshared volume, ..."""
         ...
 
     async def workers(self, job: Job) -> list[Worker]:
         """All workers that carry this job's uid, also ended and terminating ones until they are deleted."""
         ...
 
-    async def nodes(self) -> dict[str, Node]: ...
+    async def nodes(self, job: Job) -> dict[str, Node]:
+        """Nodes that the job's workers are on, by name; one that is gone has ``exists=False``. Nodes that may
+        not be looked at are left out."""
+        ...
 
     async def capacity(self, job: Job) -> int | None:
         """How many workers of this job could exist now, if that is known."""
         ...
 
-    async def create_worker(self, job: Job, name: str, place: int, incarnation: int) -> None:
-        """Create; success when a worker of that name and uid is there already."""
+    async def create_worker(
+        self, job: Job, name: str, place: int, incarnation: int, avoid: tuple[str, ...] = ()
+    ) -> None:
+        """Create; success when a worker of that name and job uid is there already.
+
+        Args:
+            avoid: nodes to place it on only if there is no other.
+
+        Raises:
+            ClusterRefused: it won't be, until somebody changes something.
+        """
         ...
 
     async def delete_worker(self, job: Job, name: str, grace_seconds: float) -> None:
@@ -67,8 +92,12 @@ class Cluster(Protocol):
         """Tell people. Never raises: an event that can't be told must not stop a recovery."""
         ...
 
-    def job_key_bytes(self, job: Job) -> bytes:
-        """The key that signs agent calls of this job."""
+    async def delete_job(self, job: Job) -> None:
+        """The job's time to live after its end is over; success when it is not there."""
+        ...
+
+    def agent_key(self, job: Job, worker: Worker) -> bytes:
+        """The key that signs calls to the worker's agent."""
         ...
 
     def watch(self) -> AsyncIterator[Change]:

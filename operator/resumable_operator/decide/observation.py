@@ -60,6 +60,7 @@ class Worker:
     disruption: Disruption | None = None
     schedulable_since: float | None = None
     deleting_since: float | None = None  # when its deletion was asked for, if the cluster knows
+    key_id: str = ""  # of the key that its agent was started with; empty: the job's only key
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,26 @@ class Node:
     cordoned: bool = False
     out_of_service: bool = False
     notice_deadline: float | None = None  # a spot taint
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something outside the spec's own text that keeps the job from running, or will hurt it."""
+
+    field: str  # path in the resource, e.g. spec.checkpoint.persistentVolumeClaim.claimName
+    reason: (
+        str  # CamelCase, of the condition: TemplateInvalid, ClaimNotFound, ClaimNotShared, StoreShared, ...
+    )
+    message: str  # what is wrong, and the fix
+    fatal: bool = True  # False: told, and the job goes on
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The cluster's no to creating workers: quota, admission, rights."""
+
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -102,6 +123,8 @@ class Observation:
     agents: dict[str, Agent] = field(default_factory=dict)
     events: tuple[TimedEvent, ...] = ()  # not yet folded into status, in order of time
     capacity: int | None = None  # workers that the cluster could hold, if it can tell (local); None: unknown
+    problems: tuple[Problem, ...] | None = None  # None: not looked for in this pass
+    refusal: Refusal | None = None  # of the newest try to create a worker
 
     def worker(self, name: str) -> Worker | None:
         return next((worker for worker in self.workers if worker.name == name), None)

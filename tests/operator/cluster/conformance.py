@@ -156,11 +156,11 @@ class ClusterConformance:
         assert (worker.place, worker.incarnation, worker.deleting) == (0, 1, False)
         assert worker.address
         assert worker.agent_port > 0
-        assert worker.node in await world.cluster.nodes()
+        assert worker.node in await world.cluster.nodes(job)
         assert len(await world.cluster.workers(job)) == 1
 
     async def test_agent_takes_the_jobs_key(self, world: World) -> None:
-        """Calls signed with ``job_key_bytes`` are accepted by the agents of the job's workers."""
+        """Calls signed with ``agent_key`` are accepted by the agents of the job's workers."""
         job = await world.submit(spec())
         await world.cluster.create_worker(job, "w-0-1", 0, 1)
         await worker_in(world, job, "w-0-1", "running")
@@ -207,7 +207,7 @@ class ClusterConformance:
         await world.lose_machine("w-0-1")
 
         async def shown() -> bool:
-            nodes = await world.cluster.nodes()
+            nodes = await world.cluster.nodes(job)
             node = nodes.get(before.node)
             return node is None or not node.exists or not node.ready
 
@@ -251,10 +251,12 @@ class ClusterConformance:
         await world.cluster.emit_event(job, "Warning", "Something", "ünïcode\nand lines")
 
     async def test_key_is_stable(self, world: World) -> None:
-        """The key of a job is 32 bytes and stays the same."""
+        """The key of a worker's agent is 32 bytes and stays the same."""
         job = await world.submit(spec())
-        key = world.cluster.job_key_bytes(job)
-        assert (len(key), world.cluster.job_key_bytes(job)) == (32, key)
+        await world.cluster.create_worker(job, "w-0-1", 0, 1)
+        [worker] = await world.cluster.workers(job)
+        key = world.cluster.agent_key(job, worker)
+        assert (len(key), world.cluster.agent_key(job, worker)) == (32, key)
 
 
 class Frozen:

@@ -118,7 +118,7 @@ async def test_preempted_worker_is_away_afterwards(world: LocalWorld) -> None:
     assert ended.disruption.deadline is not None
 
     async def gone() -> bool:
-        return not (await world.cluster.nodes())[ended.node].exists
+        return not (await world.cluster.nodes(job))[ended.node].exists
 
     await eventually(gone, "the machine to go")
 
