@@ -53,7 +53,7 @@ class AgentRefused(ResumableError):
 
 
 class ClusterRefused(ResumableError):
-    """The cluster will go on saying no until somebody changes something. ``reason`` is CamelCase for people."""
+    """The cluster will go on saying no until somebody changes something. ``reason``: CamelCase."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
