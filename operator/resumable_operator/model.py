@@ -307,6 +307,7 @@ class MemberStatus(StatusModel):
     agent_port: int
     first_rank: int
     ranks: int
+    node: str = ""
 
 
 class Evidence(StatusModel):
@@ -452,5 +453,16 @@ class JobStatus(StatusModel):
     start_failures: int = 0  # workers in a row that failed before they took part in an attempt
     create_after: float | None = None  # no new worker before this, because of them
     forced: tuple[str, ...] = ()  # workers whose deletion had to be forced
+    checked_generation: int = 0  # of the spec that the cluster was asked about last
+    checked_at: float | None = None
+    refusals: int = 0  # in a row, of creating workers
+    refused_at: float | None = None
+    node_troubles: dict[str, tuple[float, ...]] = Field(default_factory=dict)  # node -> when, within an hour
+    avoided: dict[str, float] = Field(
+        default_factory=dict,
+        description="Nodes where workers failed repeatedly, and until when they get new ones only if there "
+        "is no other (seconds since the epoch).",
+    )
+    distrusted: dict[str, float] = Field(default_factory=dict)  # worker -> since when it can't be believed
     replicas: int = 0
     selector: str = ""

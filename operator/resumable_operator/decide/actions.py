@@ -19,6 +19,7 @@ class CreateWorker:
     name: str
     place: int
     incarnation: int
+    avoid: tuple[str, ...] = ()  # nodes to place it on only if there is no other
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,14 @@ class EmitEvent:
     message: str
 
 
-Action = CreateWorker | DeleteWorker | SendAssignment | SendRequest | EmitEvent
+@dataclass(frozen=True)
+class DeleteJob:
+    """Delete the job itself, and all that it owns with it; "not there" is success."""
+
+    reason: str
+
+
+Action = CreateWorker | DeleteWorker | DeleteJob | SendAssignment | SendRequest | EmitEvent
 
 
 @dataclass(frozen=True)

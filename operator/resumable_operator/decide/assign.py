@@ -35,7 +35,7 @@ def assignment(job: Job, status: JobStatus, worker: str, master_port: int) -> As
 
 
 def contract_members(members: tuple[MemberStatus, ...]) -> tuple[Member, ...]:
-    return tuple(Member(**member.model_dump()) for member in members)
+    return tuple(Member(**member.model_dump(exclude={"node"})) for member in members)
 
 
 def limits(spec: JobSpec) -> Limits:

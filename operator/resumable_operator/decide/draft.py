@@ -25,6 +25,7 @@ class Draft:
     notes: list[str] = field(default_factory=list)
     must_write: bool = False
     wake_at: float | None = None
+    _memos: dict[str, tuple[tuple[Any, ...], dict[Any, Any]]] = field(default_factory=dict)
 
     @property
     def spec(self) -> JobSpec:
@@ -66,6 +67,17 @@ class Draft:
         """Tell people, once: the status that makes it old news is written with it."""
         self.act(EmitEvent(kind, reason, message))
         self.reserve()
+
+    def memo(self, name: str, *depends_on: Any) -> dict[Any, Any]:
+        """A dict that this pass may fill, empty again when a value it depends on has been replaced.
+
+        Look-ups over all workers are made once: with 1,000 workers anything made for each of them would cost
+        a million steps.
+        """
+        known = self._memos.get(name)
+        if known is None or any(old is not new for old, new in zip(known[0], depends_on, strict=True)):
+            known = self._memos[name] = (depends_on, {})
+        return known[1]
 
     def note(self, text: str) -> None:
         """Add to the plan's reason."""

@@ -14,6 +14,15 @@ Health = Literal["ready", "starting", "queued", "doomed", "dead"]
 
 def health(draft: Draft, worker: Worker) -> Health:
     """``doomed``: exists, but is not to be used for another attempt; ``dead``: has ended."""
+    known: dict[str, Health] = draft.memo(
+        "health", draft.status.incarnations, draft.attempt.members, draft.alive
+    )
+    if worker.name not in known:
+        known[worker.name] = _health(draft, worker)
+    return known[worker.name]
+
+
+def _health(draft: Draft, worker: Worker) -> Health:
     if ended(worker):
         return "dead"
     if _is_doomed(draft, worker):
@@ -66,11 +75,16 @@ def _has_fallen_silent(draft: Draft, worker: Worker) -> bool:
     if is_member(draft, worker.name):
         return False  # whether a member is lost is for ``evidence`` to say
     limit = max(draft.spec.recovery.silent_seconds, SILENT_AFTER_SECONDS)
-    silences = [_silent_for(draft, other) for other in draft.observation.workers if other.phase == "running"]
-    silent = sum(seconds >= SILENT_AFTER_SECONDS for seconds in silences)
-    if len(silences) > 1 and 2 * silent > len(silences):
-        return False
-    return worker.phase == "running" and _silent_for(draft, worker) >= limit
+    return worker.phase == "running" and _silent_for(draft, worker) >= limit and not _most_are_silent(draft)
+
+
+def _most_are_silent(draft: Draft) -> bool:
+    known = draft.memo("most are silent")
+    if not known:
+        running = [worker for worker in draft.observation.workers if worker.phase == "running"]
+        silent = sum(_silent_for(draft, worker) >= SILENT_AFTER_SECONDS for worker in running)
+        known["most"] = len(running) > 1 and 2 * silent > len(running)
+    return bool(known["most"])
 
 
 def _silent_for(draft: Draft, worker: Worker) -> float:

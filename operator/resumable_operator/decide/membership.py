@@ -34,6 +34,7 @@ def choose_members(
             agent_port=worker.agent_port,
             first_rank=index * ranks,
             ranks=ranks,
+            node=worker.node,
         )
         for index, worker in enumerate(chosen)
     )

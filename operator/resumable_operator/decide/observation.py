@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from resumable_operator.model import JobSpec, JobStatus
@@ -91,6 +92,7 @@ class Refusal:
 
     reason: str
     message: str
+    at: float = 0.0  # when it was said; a later one is another refusal
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,14 @@ class TimedEvent:
 
 
 @dataclass(frozen=True)
+class Distrust:
+    """Something answers at the worker's address, and it is not an agent of this job that we can talk to."""
+
+    kind: Literal["key", "words"]  # it knows none of our keys; or what it says is unsigned, garbage, foreign
+    message: str
+
+
+@dataclass(frozen=True)
 class Agent:
     """What is known of one worker's agent."""
 
@@ -111,6 +121,8 @@ class Agent:
     state: AgentState | None = None  # newest snapshot, folded with later events
     last_heard: float | None = None
     outdated: bool = False  # speaks an older contract
+    distrust: Distrust | None = None  # it answers, but not as an agent that can be believed
+    lost_events: int = 0  # dropped from its log before anybody read them
 
 
 @dataclass(frozen=True)
@@ -127,4 +139,8 @@ class Observation:
     refusal: Refusal | None = None  # of the newest try to create a worker
 
     def worker(self, name: str) -> Worker | None:
-        return next((worker for worker in self.workers if worker.name == name), None)
+        return self._by_name.get(name)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Worker]:
+        return {worker.name: worker for worker in self.workers}

@@ -53,7 +53,20 @@ def node_gone(node: Node | None) -> bool:
 
 def is_member(draft: Draft, worker: str) -> bool:
     """It takes part in an attempt that has not ended."""
-    return draft.alive and any(member.worker == worker for member in draft.attempt.members)
+    return draft.alive and took_part(draft, worker)
+
+
+def took_part(draft: Draft, worker: str) -> bool:
+    """It takes part in the newest attempt, or did."""
+    return member_of(draft, worker) is not None
+
+
+def member_of(draft: Draft, worker: str) -> MemberStatus | None:
+    """Its part in the newest attempt."""
+    known = draft.memo("members", draft.attempt.members)
+    if not known:
+        known.update({member.worker: member for member in draft.attempt.members})
+    return known.get(worker)
 
 
 def rank_zero(draft: Draft) -> MemberStatus:

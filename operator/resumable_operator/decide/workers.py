@@ -10,7 +10,7 @@ from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.health import creatable, health
 from resumable_operator.decide.observation import Worker
 from resumable_operator.decide.terminal import fail
-from resumable_operator.decide.views import ended, is_member, node_gone, node_of
+from resumable_operator.decide.views import ended, is_member, node_gone, node_of, took_part
 from resumable_training.contract.labels import worker_name
 
 GRACE_SECONDS = 5.0  # for an agent without ranks to end
@@ -138,7 +138,7 @@ def _fill(draft: Draft, place: int) -> bool:
     job = draft.observation.job.name
     name = worker_name(job, place, incarnation)
     worker = draft.observation.worker(name)
-    used = worker is not None or any(member.worker == name for member in draft.attempt.members)
+    used = worker is not None or took_part(draft, name)
     if incarnation == 0 or used:
         incarnation += 1
         draft.set(incarnations={**draft.status.incarnations, str(place): incarnation})
@@ -151,8 +151,7 @@ def _fill(draft: Draft, place: int) -> bool:
 
 
 def _failed_to_start(draft: Draft, worker: Worker) -> bool:
-    took_part = any(member.worker == worker.name for member in draft.attempt.members)
-    return worker.phase == "failed" and worker.disruption is None and not took_part
+    return worker.phase == "failed" and worker.disruption is None and not took_part(draft, worker.name)
 
 
 def _delay(draft: Draft, worker: Worker) -> None:
