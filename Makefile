@@ -17,7 +17,7 @@ PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3.14 p
 	if $$candidate -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
 	then echo $$candidate; break; fi; done)
 
-.PHONY: help setup demo test test-fast check format soak bench clean
+.PHONY: help setup demo test test-fast check format soak bench deploy clean
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ soak: $(STAMP)  ## The whole product of faults and moments, in the order that SE
 bench: $(STAMP)  ## Recovery time against torchrun, and cost of the loop; results in tests/bench/results
 	$(PY) tests/bench/bench_steps.py
 	$(PY) tests/bench/bench_recovery.py $(ARGS)
+
+deploy: $(STAMP)  ## Render the plain manifests in deploy/ from the chart
+	PYTHONPATH=tests $(PY) deploy/render.py
 
 clean:  ## Remove .venv, caches, build and benchmark results (not runs/)
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache .cache tests/bench/results
