@@ -31,3 +31,38 @@ CHECKPOINT_BLOCKING_SECONDS = "resumable_checkpoint_blocking_seconds"
 CHECKPOINT_DURABLE_SECONDS = "resumable_checkpoint_durable_seconds"
 CHECKPOINT_BYTES = "resumable_checkpoint_bytes"
 DATA_WAIT_SECONDS_TOTAL = "resumable_data_wait_seconds_total"
+
+# Operator metrics of one job, from its status; labels NAMESPACE and JOB.
+NAMESPACE, JOB = "namespace", "training_job"  # ("job" belongs to Prometheus)
+INFO = "resumable_info"
+PHASE_SECONDS_TOTAL = "resumable_phase_seconds_total"
+GOODPUT_RATIO = "resumable_goodput_ratio"
+UNSETTLED_SECONDS = "resumable_unsettled_seconds"
+INTERRUPTIONS_TOTAL = "resumable_interruptions_total"
+PLANNED_ENDINGS_TOTAL = "resumable_planned_endings_total"
+RECOVERIES_TOTAL = "resumable_recoveries_total"
+REWORK_STEPS_TOTAL = "resumable_rework_steps_total"
+ATTEMPTS_TOTAL = "resumable_attempts_total"
+JOB_PHASE = "resumable_job_phase"
+RUNNING = "resumable_running"
+WORKERS = "resumable_workers"
+SIZE = "resumable_size"
+HIGH_WATER_STEP = "resumable_high_water_step"
+LAST_PROGRESS_TIMESTAMP_SECONDS = "resumable_last_progress_timestamp_seconds"
+CHECKPOINT_LAST_SUCCESS_TIMESTAMP_SECONDS = "resumable_checkpoint_last_success_timestamp_seconds"
+CHECKPOINT_INTERVAL_SECONDS = "resumable_checkpoint_interval_seconds"
+CHECKPOINT_RECOMMENDED_INTERVAL_SECONDS = "resumable_checkpoint_recommended_interval_seconds"
+
+WORKER_KINDS = ("desired", "ready", "min", "max")
+
+# The operator's own.
+OPERATOR_BUILD_INFO = "resumable_operator_build_info"
+OPERATOR_JOBS = "resumable_operator_jobs"
+OPERATOR_PASSES_TOTAL = "resumable_operator_passes_total"
+OPERATOR_PASS_SECONDS = "resumable_operator_pass_seconds"
+OPERATOR_EVENT_TO_ASSIGNMENT_SECONDS = "resumable_operator_event_to_assignment_seconds"
+OPERATOR_ERRORS_TOTAL = "resumable_operator_errors_total"
+OPERATOR_API_REQUESTS_TOTAL = "resumable_operator_api_requests_total"
+OPERATOR_QUEUE_LENGTH = "resumable_operator_queue_length"
+OPERATOR_AGENTS_CONNECTED = "resumable_operator_agents_connected"
+OPERATOR_RELIST_TIMESTAMP_SECONDS = "resumable_operator_relist_timestamp_seconds"

@@ -1,0 +1,193 @@
+"""Prometheus metrics: what jobs' statuses say, read when scraped, and what the operator's own process counts.
+
+Only what is stored is exported, so that values survive a restart of the operator, never run backwards, and
+vanish with their job. Labels are namespace and job, plus one closed enumeration at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from resumable_operator.decide.assign import mtbf_seconds
+from resumable_operator.decide.goodput import goodput
+from resumable_operator.decide.ledger import milliseconds, unsettled_ms
+from resumable_operator.decide.observation import Job
+from resumable_operator.model import JobPhase
+from resumable_training.contract import metrics as names
+from resumable_training.contract.formulas import daly_interval
+
+LABELS = (names.NAMESPACE, names.JOB)
+Values = Mapping[str, float] | float | None  # by the extra label's value; one; or nothing to say
+
+
+@dataclass(frozen=True)
+class Family:
+    """One metric of jobs. ``label``: its extra label, if it has one."""
+
+    name: str
+    text: str
+    values: Callable[[Job, float], Values]
+    label: str = ""
+
+
+def _phase_seconds(job: Job, _now: float) -> Values:
+    return {phase: job.status.ledger.phases.get(phase, 0) / 1000 for phase in names.LEDGER_PHASES}
+
+
+def _endings(causes: Iterable[str]) -> Callable[[Job, float], Values]:
+    return lambda job, _now: {cause: job.status.interruption_counts.get(cause, 0) for cause in causes}
+
+
+def _recoveries(job: Job, _now: float) -> Values:
+    counts, endings = job.status.interruption_counts, job.status.interruptions
+    open_ones = sum(not ending.planned and ending.recover_seconds is None for ending in endings)
+    return max(0, sum(counts.get(cause, 0) for cause in names.INTERRUPTION_CAUSES) - open_ones)
+
+
+def _phase(job: Job, _now: float) -> Values:
+    return {phase: float(job.status.phase == phase) for phase in get_args(JobPhase)}
+
+
+def _workers(job: Job, _now: float) -> Values:
+    workers = job.spec.workers
+    counts = (workers.replicas, job.status.replicas, workers.min_size, workers.max_size)
+    return dict(zip(names.WORKER_KINDS, map(float, counts), strict=True))
+
+
+def _goodput(job: Job, now: float) -> Values:
+    ledger = job.status.ledger
+    return goodput(ledger, milliseconds(now)).goodput if _began(job) else None
+
+
+def _unsettled(job: Job, now: float) -> Values:
+    over = job.status.phase in ("Succeeded", "Failed") or not _began(job)
+    return 0.0 if over else unsettled_ms(job.status.ledger, milliseconds(now)) / 1000
+
+
+def _began(job: Job) -> bool:
+    return job.status.ledger.started_at > 0
+
+
+def _saved_at(job: Job, _now: float) -> Values:
+    return job.status.checkpoint.at if job.status.checkpoint else None
+
+
+def _recommended_interval(job: Job, _now: float) -> float | None:
+    saved = job.status.checkpoint
+    if saved is None or saved.blocking_ms <= 0:
+        return None
+    return max(daly_interval(saved.blocking_ms / 1000, mtbf_seconds(job.status)), saved.durable_ms / 1000)
+
+
+def _interval(job: Job, now: float) -> Values:
+    interval = job.spec.checkpoint.interval
+    if interval == "auto":
+        return _recommended_interval(job, now)
+    by_steps = (interval.steps or 0) * job.status.step_seconds
+    given = [seconds for seconds in (interval.seconds, by_steps) if seconds]
+    return min(given, default=None)
+
+
+JOB_FAMILIES = (
+    Family(names.INFO, "1 for each job.", lambda _job, _now: 1.0),
+    Family(names.JOB_PHASE, "1 for the phase that the job is in.", _phase, "phase"),
+    Family(names.RUNNING, "1 while ranks run.", lambda job, _now: float(job.status.phase == "Running")),
+    Family(names.PHASE_SECONDS_TOTAL, "Where the job's time went.", _phase_seconds, "phase"),
+    Family(names.UNSETTLED_SECONDS, "Newest seconds, not yet explained.", _unsettled),
+    Family(names.GOODPUT_RATIO, "Productive share of the job's age without suspension.", _goodput),
+    Family(
+        names.INTERRUPTIONS_TOTAL,
+        "Attempts ended by something that nobody planned.",
+        _endings(names.INTERRUPTION_CAUSES),
+        "cause",
+    ),
+    Family(
+        names.PLANNED_ENDINGS_TOTAL, "Attempts ended on purpose.", _endings(names.PLANNED_CAUSES), "cause"
+    ),
+    Family(names.RECOVERIES_TOTAL, "Interruptions after which the job trained again.", _recoveries),
+    Family(
+        names.REWORK_STEPS_TOTAL, "Steps done again.", lambda job, _now: float(job.status.ledger.rework_steps)
+    ),
+    Family(names.ATTEMPTS_TOTAL, "Attempts begun.", lambda job, _now: float(job.status.attempt.number)),
+    Family(names.WORKERS, "Workers.", _workers, "kind"),
+    Family(names.SIZE, "Workers that train.", lambda job, _now: float(job.status.size)),
+    Family(names.STEP, "Newest step.", lambda job, _now: float(job.status.step)),
+    Family(
+        names.HIGH_WATER_STEP,
+        "Highest step ever done.",
+        lambda job, _now: float(job.status.high_water_step),
+    ),
+    Family(
+        names.LAST_PROGRESS_TIMESTAMP_SECONDS,
+        "When a rank last reported progress.",
+        lambda job, _now: job.status.attempt.last_progress_at,
+    ),
+    Family(
+        names.CHECKPOINT_LAST_SUCCESS_TIMESTAMP_SECONDS,
+        "When the newest checkpoint was committed.",
+        _saved_at,
+    ),
+    Family(names.CHECKPOINT_INTERVAL_SECONDS, "Time between saves, as set.", _interval),
+    Family(
+        names.CHECKPOINT_RECOMMENDED_INTERVAL_SECONDS,
+        "Time between saves by Daly's formula for the costs measured.",
+        _recommended_interval,
+    ),
+)
+
+
+class JobsCollector(Collector):
+    """Metrics of the jobs as they are stored when it is asked."""
+
+    def __init__(self, jobs: Iterable[Job], now: float) -> None:
+        self._jobs = list(jobs)
+        self._now = now
+
+    def collect(self) -> Iterator[Metric]:
+        for family in JOB_FAMILIES:
+            yield self._filled(family)
+
+    def _filled(self, family: Family) -> Metric:
+        labels = (*LABELS, family.label) if family.label else LABELS
+        metric = _metric(family.name, family.text, labels)
+        for job in self._jobs:
+            values = family.values(job, self._now)
+            if isinstance(values, Mapping):
+                for extra, value in values.items():
+                    metric.add_metric((job.namespace, job.name, extra), value)
+            elif values is not None:
+                metric.add_metric((job.namespace, job.name), values)
+        return metric
+
+
+def _metric(name: str, text: str, labels: Iterable[str]) -> CounterMetricFamily | GaugeMetricFamily:
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    return kind(name, text, labels=tuple(labels))
+
+
+def own_registry() -> CollectorRegistry:
+    """A registry for the process's own metrics, with its memory, CPU time and garbage collection."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
+
+
+def render(own: CollectorRegistry, jobs: Iterable[Job], now: float, accept: str) -> tuple[bytes, str]:
+    """Everything in the format that ``accept`` asks for, with its content type.
+
+    Takes about half a second of CPU for 1,000 jobs: call it in a thread.
+    """
+    encoder, content_type = choose_encoder(accept)
+    everything = CollectorRegistry()
+    everything.register(own)
+    everything.register(JobsCollector(jobs, now))
+    body: Any = encoder(everything)
+    return bytes(body), content_type
