@@ -15,7 +15,9 @@ START_SECONDS = 600.0  # process start to first step, imports and restore includ
 PRIOR_MTBF_SECONDS = 3600.0  # believed until interruptions say otherwise; worth one observation
 
 
-def assignment(job: Job, status: JobStatus, worker: str, master_port: int) -> Assignment:
+def assignment(
+    job: Job, status: JobStatus, worker: str, master_port: int, env: dict[str, str] | None = None
+) -> Assignment:
     """The part of ``worker`` in the reserved attempt. ``master_port`` 0: its agent is to choose."""
     attempt = status.attempt
     first = attempt.members[0]
@@ -31,6 +33,7 @@ def assignment(job: Job, status: JobStatus, worker: str, master_port: int) -> As
         high_water_samples=status.high_water_samples,
         limits=limits(job.spec),
         checkpoint=checkpoint_config(job.spec, status),
+        env=env or {},
     )
 
 

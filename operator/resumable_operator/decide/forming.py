@@ -11,6 +11,7 @@ from resumable_operator.decide.interruptions import recovered
 from resumable_operator.decide.planned import unavoidable_change
 from resumable_operator.decide.views import has_assignment, known_state, rank_zero
 from resumable_operator.model import Evidence
+from resumable_training.contract import env
 
 LONGEST_FORMING_SECONDS = (
     60.0  # agents answer in milliseconds; one that must first reap old ranks, in seconds
@@ -38,7 +39,8 @@ def step(draft: Draft) -> None:
     first = rank_zero(draft).worker
     for worker in missing:
         if worker == first or port:
-            draft.act(SendAssignment(assignment(draft.observation.job, draft.status, worker, port)))
+            offer = _offer(draft, worker == first)
+            draft.act(SendAssignment(assignment(draft.observation.job, draft.status, worker, port, offer)))
     draft.note(
         f"attempt {attempt.number}: {len(missing)} of {len(attempt.members)} workers have no assignment yet"
     )
@@ -53,6 +55,19 @@ def _master_port(draft: Draft) -> int:
             draft.set_attempt(master_port=state.master_port)
         return state.master_port
     return draft.attempt.master_port if has_assignment(draft, state) else 0
+
+
+def _offer(draft: Draft, is_first: bool) -> dict[str, str]:
+    """What ranks of a script without the library are offered to resume from: one directory for all of them.
+
+    Rank 0's agent looks for it and tells it with its port. One that uses the library needs no such search.
+    """
+    if draft.status.uses_library is True:
+        return {env.RESUME_FROM: ""}
+    if is_first:
+        return {}
+    state = known_state(draft, rank_zero(draft).worker)
+    return {env.RESUME_FROM: state.resume_from if state is not None else ""}
 
 
 def _give_up_on_mute_members(draft: Draft) -> None:

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from resumable_training.checkpoint import verify
 from resumable_training.checkpoint.documents import seal
 from resumable_training.checkpoint.local import LocalStore
-from resumable_training.checkpoint.marker import DamagedMarker, ForbiddenName, load_real, parse_marker
+from resumable_training.checkpoint.marker import load_real
 from resumable_training.checkpoint.verify import CANNOT_TELL, DAMAGED, OK, BlockHasher, hash_bytes
 from resumable_training.contract.manifest import MANIFEST_FILE, MARKER_FILE, Manifest
+from resumable_training.contract.marker import DamagedMarker, ForbiddenName, parse_marker
 
 NAME = "step-00000010.1"
 SHARD = "__0_0.distcp"

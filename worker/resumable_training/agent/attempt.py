@@ -26,7 +26,7 @@ from resumable_training.agent.procfs import start_ticks
 from resumable_training.agent.rank import Rank, Reporter
 from resumable_training.agent.ranklink import RankLink
 from resumable_training.agent.ranks import RankFiles, log_path, rank_plan
-from resumable_training.contract import events, exitcodes, rankwire
+from resumable_training.contract import env, events, exitcodes, rankwire
 from resumable_training.contract.assignment import Assignment, CheckpointConfig, Limits
 from resumable_training.contract.codec import to_plain
 from resumable_training.contract.events import RankExit
@@ -63,6 +63,11 @@ class Attempt:
         return self.assignment.attempt
 
     @property
+    def resume_from(self) -> str:
+        """What its ranks are offered; empty: nothing."""
+        return self.assignment.env.get(env.RESUME_FROM, "")
+
+    @property
     def alive(self) -> List[Rank]:
         return [rank for rank in self.ranks if rank.alive]
 
@@ -73,21 +78,34 @@ class Attempt:
 
     # starting -----------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Start all ranks. One that can't be started is a failure of the attempt, not an exception."""
+    async def start(self, trouble: str = "") -> None:
+        """Start all ranks. One that can't be started is a failure of the attempt, not an exception.
+
+        Args:
+            trouble: of the storage, for which none is to be started.
+        """
         member = self.assignment.member()
         numbers = [member.first_rank + local for local in range(member.ranks)]
-        port = self.assignment.master_port
         self._emit(
             events.ASSIGNED,
-            {"world_size": self.assignment.world_size, "ranks": numbers, "master_port": port},
+            {
+                "world_size": self.assignment.world_size,
+                "ranks": numbers,
+                "master_port": self.assignment.master_port,
+                "resume_from": self.resume_from,
+            },
         )
+        if trouble:
+            self._not_started(numbers[0], trouble, exitcodes.STORAGE)
+            return
         try:
             await self._link.open()
             for local in range(0 if self.ending else member.ranks):  # it may have been stopped meanwhile
                 self._start_rank(local)
         except (OSError, ValueError) as error:  # ValueError: what no process can be given, a zero byte
-            self._not_started(numbers[len(self.ranks)], error)
+            users = isinstance(error, ValueError) or error.errno == errno.E2BIG
+            code = exitcodes.USER_ERROR if users else exitcodes.START_TIMEOUT
+            self._not_started(numbers[len(self.ranks)], str(error), code)
         else:
             self._emit(events.RANKS_STARTED, {"ranks": [rank.number for rank in self.ranks]})
         self._reporter = Reporter(self.ranks[0]) if self.ranks else None
@@ -123,11 +141,9 @@ class Attempt:
         output = self._context.pump.add(started.output, prefix, log_path(spec, assignment.attempt, number))
         self.ranks.append(Rank(number, started, page, page_path, stacks_path, output, time.monotonic()))
 
-    def _not_started(self, number: int, error: Exception) -> None:
+    def _not_started(self, number: int, why: str, code: int) -> None:
         """Told as a rank that never came up: the machine's fault (no processes, no disk), or the user's."""
-        tail = ("the agent could not start rank %d: %s" % (number, error),)
-        users = isinstance(error, ValueError) or getattr(error, "errno", None) == errno.E2BIG
-        code = exitcodes.USER_ERROR if users else exitcodes.START_TIMEOUT
+        tail = ("the agent could not start rank %d: %s" % (number, why),)
         self._emit(events.RANK_EXITED, RankExit(number, code, own=True, early=True, tail=tail))
         self.end(events.FAILED)
 

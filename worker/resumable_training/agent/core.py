@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Coroutine, Optional, Set
+from typing import Any, Callable, Coroutine, Optional, Set, Tuple
 
 from resumable_training.agent import reap
 from resumable_training.agent.accept import MASTER_PORT, Known, Refusal, judge
@@ -23,6 +23,7 @@ from resumable_training.agent.files import write_json
 from resumable_training.agent.log import EventLog, monotonic_ms
 from resumable_training.agent.metrics import WorkerMetrics
 from resumable_training.agent.neighbour import NeighbourWatch, next_member
+from resumable_training.agent.newest import CannotTell, with_offer
 from resumable_training.agent.ports import choose_master_port
 from resumable_training.agent.procfs import start_ticks
 from resumable_training.agent.server import Answer, Server
@@ -217,6 +218,7 @@ class Agent:
             attempt=self._number(),
             digest=self._digest,
             master_port=attempt.assignment.master_port if attempt else 0,
+            resume_from=attempt.resume_from if attempt else "",
             state=self._state_word(),
             outcome=attempt.outcome if attempt else None,
             ranks_alive=len(attempt.alive) if attempt else 0,
@@ -253,8 +255,18 @@ class Agent:
     async def _switch(self, wanted: Assignment) -> Optional[Refusal]:
         """From whatever runs to the new attempt, in place."""
         await self._end_ranks(events.STOPPED)
-        if self._unfit or self._terminating:
-            return judge(self.spec, Known(unfit=self._unfit, terminating=self._terminating), wanted).refusal
+        refusal = self._unable(wanted)
+        if refusal:
+            return refusal
+        notes: Tuple[str, ...] = ()
+        trouble = ""
+        try:
+            wanted, notes = await with_offer(wanted)
+        except CannotTell as error:
+            trouble = str(error)
+        refusal = self._unable(wanted)  # meanwhile
+        if refusal:
+            return refusal
         settled = _with_port(wanted)
         if settled is None:
             return Refusal(MASTER_PORT, "no free port for the master on %s" % wanted.master_address)
@@ -262,9 +274,15 @@ class Agent:
         self._digest = wanted.digest
         self.heard()
         self._watch_neighbour(settled)
-        await self._attempt.start()
+        await self._attempt.start(trouble)
+        for note in notes:
+            self.warn(note)
         self._spawn(self._supervise(self._attempt))
         return None
+
+    def _unable(self, wanted: Assignment) -> Optional[Refusal]:
+        """Why this agent can start no ranks at all."""
+        return judge(self.spec, Known(unfit=self._unfit, terminating=self._terminating), wanted).refusal
 
     async def _supervise(self, attempt: Attempt) -> None:
         await attempt.supervise()

@@ -133,7 +133,10 @@ def _base(spec: AgentSpec, assignment: Assignment, inherited: Mapping[str, str])
     result.update(inherited)
     result.update(spec.environment)
     result.update(assignment.env)
-    result.pop(env.AGENT_SPEC, None)
+    for name in (env.AGENT_SPEC, env.POD_ADDRESS):  # the agent's own
+        result.pop(name, None)
+    if not assignment.env.get(env.RESUME_FROM):
+        result.pop(env.RESUME_FROM, None)  # the same at every start would undo what was trained since
     return result
 
 

@@ -1,187 +1,21 @@
-"""Read DCP's ``.metadata`` (a pickle) without trusting it, and without torch.
-
-Only the names that DCP itself writes are let through; any other ends the read before anything is called.
-Without torch they become inert stubs, enough to know every item, its shape and where its bytes lie.
-"""
+"""DCP's ``.metadata`` as DCP's own object. Reading it without torch is in ``contract.marker``."""
 
 from __future__ import annotations
 
 import importlib
-import io
-import math
-import pickle
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-_METADATA = "torch.distributed.checkpoint.metadata"
-_CLASSES = {
-    (_METADATA, "Metadata"),
-    (_METADATA, "TensorStorageMetadata"),
-    (_METADATA, "BytesStorageMetadata"),
-    (_METADATA, "ChunkStorageMetadata"),
-    (_METADATA, "TensorProperties"),
-    (_METADATA, "MetadataIndex"),
-    (_METADATA, "StorageMeta"),
-    (_METADATA, "_MEM_FORMAT_ENCODING"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch.serialization", "_get_layout"),
-    ("torch", "Size"),
-    ("collections", "OrderedDict"),
-}
-_PATHS = {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"}
-_PATH_MODULES = {"pathlib", "pathlib._local"}
-_DTYPE = re.compile(
-    r"(q?u?int|float|bfloat|complex|bits)\d+(_[a-z0-9]+|x\d+)*|bool|half|double|float|long|int|short"
-)
-
-
-class DamagedMarker(ValueError):
-    """Not a marker that DCP writes; the text says why."""
-
-
-class ForbiddenName(DamagedMarker):
-    """The pickle asks for something that a marker never needs. Nothing of it was called."""
-
-
-class _Stub:
-    """Stands for a class of torch: keeps what the pickle gives and does nothing."""
-
-    kind = ""
-
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
-
-    def __setstate__(self, state: Any) -> None:
-        plain = state[1] if isinstance(state, tuple) and len(state) == 2 and state[0] is None else state
-        self.__dict__["state"] = plain
-        if isinstance(plain, dict):
-            self.__dict__.update({str(key): value for key, value in plain.items()})
-
-    def __hash__(self) -> int:
-        return hash((self.kind, getattr(self, "fqn", None), _numbers(getattr(self, "offset", None))))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Stub) and self.__dict__ == other.__dict__ and self.kind == other.kind
-
-
-def _allowed(module: str, name: str) -> bool:
-    if (module, name) in _CLASSES or (module in _PATH_MODULES and name in _PATHS):
-        return True
-    return module == "torch" and _DTYPE.fullmatch(name) is not None
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, resolve: Callable[[str, str], Any]) -> None:
-        super().__init__(io.BytesIO(data))
-        self._resolve = resolve
-
-    def find_class(self, module: str, name: str) -> Any:
-        if not _allowed(module, name):
-            raise ForbiddenName(f"it asks for {module}.{name}, which no checkpoint needs")
-        return self._resolve(module, name)
-
-    def persistent_load(self, key: Any) -> Any:
-        raise ForbiddenName("it refers to objects outside itself")
-
-
-def _stub(module: str, name: str) -> Any:
-    return type(name, (_Stub,), {"kind": f"{module}.{name}"})
-
-
-def _real(module: str, name: str) -> Any:
-    return getattr(importlib.import_module(module), name)
+from resumable_training.contract import marker
 
 
 def load_real(data: bytes) -> Any:
     """DCP's own ``Metadata`` object (needs torch).
 
     Raises:
-        DamagedMarker: as for ``parse_marker``.
+        DamagedMarker: as for ``contract.marker.parse_marker``.
     """
-    return _load(data, _real)
+    return marker.load(data, _real)
 
 
-def _load(data: bytes, resolve: Callable[[str, str], Any]) -> Any:
-    try:
-        return _Unpickler(data, resolve).load()
-    except DamagedMarker:
-        raise
-    except Exception as error:  # a damaged pickle can raise nearly anything
-        raise DamagedMarker(f"it can't be parsed: {type(error).__name__}: {error}") from error
-
-
-@dataclass(frozen=True)
-class Item:
-    """One stored piece: where its bytes lie."""
-
-    file: str
-    offset: int
-    length: int
-
-
-@dataclass(frozen=True)
-class Marker:
-    """What a marker says. ``shapes``: key -> shape, None for a value that is no tensor."""
-
-    shapes: dict[str, tuple[int, ...] | None]
-    chunks: dict[str, tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]]  # key -> (offsets, sizes)...
-    items: dict[tuple[str, tuple[int, ...] | None], Item]
-
-    def needed_bytes(self) -> dict[str, int]:
-        """Shard file -> the size it must have at least."""
-        needed: dict[str, int] = {}
-        for item in self.items.values():
-            needed[item.file] = max(needed.get(item.file, 0), item.offset + item.length)
-        return needed
-
-    def gap(self) -> str | None:
-        """The first thing that is declared but not stored (a writer's error was swallowed), or None."""
-        for key, shape in self.shapes.items():
-            places: list[tuple[int, ...] | None] = [None]
-            if shape is not None:
-                places = [offsets for offsets, _ in self.chunks[key]]
-                if sum(math.prod(sizes) for _, sizes in self.chunks[key]) != math.prod(shape):
-                    return f"{key}: its pieces do not make up its shape {list(shape)}"
-            for place in places:
-                if (key, place) not in self.items:
-                    return f"{key}: a piece of it was never stored"
-        return None
-
-
-def parse_marker(data: bytes) -> Marker:
-    """Parse without torch; nothing in ``data`` is executed.
-
-    Raises:
-        ForbiddenName: it asks for something outside the allow list.
-        DamagedMarker: not a DCP marker.
-    """
-    metadata = _load(data, _stub)
-    try:
-        described = metadata.state_dict_metadata
-        shapes = {key: _numbers(getattr(value, "size", None)) for key, value in described.items()}
-        chunks = {
-            key: tuple((_numbers(c.offsets) or (), _numbers(c.sizes) or ()) for c in value.chunks)
-            for key, value in described.items()
-            if shapes[key] is not None
-        }
-        items = {_place(index): _item(info) for index, info in metadata.storage_data.items()}
-    except (AttributeError, TypeError, ValueError, KeyError) as error:
-        raise DamagedMarker(f"it lacks what a marker must say: {error}") from error
-    return Marker(shapes, chunks, items)
-
-
-def _place(index: Any) -> tuple[str, tuple[int, ...] | None]:
-    return str(index.fqn), _numbers(getattr(index, "offset", None))
-
-
-def _item(info: Any) -> Item:
-    return Item(str(info.relative_path), int(info.offset), int(info.length))
-
-
-def _numbers(size: Any) -> tuple[int, ...] | None:
-    """A ``torch.Size`` stub to a tuple."""
-    if isinstance(size, _Stub):
-        size = size.arguments[0] if size.arguments else ()
-    return None if size is None else tuple(int(number) for number in size)
+def _real(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)

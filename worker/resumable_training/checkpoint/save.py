@@ -24,12 +24,12 @@ from resumable_training.checkpoint.errors import (
     Superseded,
 )
 from resumable_training.checkpoint.files import StoreWriter, single_process_is_fine
-from resumable_training.checkpoint.marker import parse_marker
 from resumable_training.checkpoint.ranks import Ranks
 from resumable_training.checkpoint.reports import SaveReport
 from resumable_training.checkpoint.store import Store
 from resumable_training.checkpoint.verify import hash_bytes, structure_problem
 from resumable_training.contract.manifest import MANIFEST_FILE, MARKER_FILE, FileEntry, Manifest
+from resumable_training.contract.marker import parse_marker
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import xxhash
 
 from resumable_training.checkpoint.documents import DamagedDocument, unseal
 from resumable_training.checkpoint.errors import CheckpointError, StoreNotFound
-from resumable_training.checkpoint.marker import DamagedMarker, Marker, parse_marker
 from resumable_training.checkpoint.store import Store
 from resumable_training.contract.manifest import (
     BLOCK_BYTES,
@@ -24,6 +23,7 @@ from resumable_training.contract.manifest import (
     FileEntry,
     Manifest,
 )
+from resumable_training.contract.marker import DamagedMarker, Marker, parse_marker
 
 OK = "ok"
 DAMAGED = "damaged"
@@ -148,14 +148,10 @@ def _verify_structure(store: Store, name: str, data: bytes) -> Verdict:
 def structure_problem(marker: Marker) -> Verdict | None:
     """Damage that the marker shows by itself, or None."""
     gap = marker.gap()
-    outside = next((file for file in marker.needed_bytes() if not _plain_name(file)), None)
+    outside = marker.outside()
     if outside is not None:
         return damaged(f"{MARKER_FILE} names a file outside the checkpoint: {outside}")
     return damaged(f"{MARKER_FILE}: {gap}") if gap else None
-
-
-def _plain_name(file: str) -> bool:
-    return bool(file) and not any(part in ("", ".", "..") for part in file.split("/"))
 
 
 def _verify_sizes(store: Store, name: str, sizes: dict[str, int], *, exact: bool) -> Verdict:

@@ -17,11 +17,31 @@ STACKS = "RESUMABLE_STACKS"  # file that faulthandler writes the rank's stacks t
 HIGH_WATER_SAMPLES = "RESUMABLE_HIGH_WATER_SAMPLES"  # most samples ever done by this job
 CHECKPOINT_DIR = "RESUMABLE_CHECKPOINT_DIR"  # root of the checkpoint store (a directory)
 CHECKPOINT_CONFIG = "RESUMABLE_CHECKPOINT_CONFIG"  # JSON, contract.assignment.CheckpointConfig
-RESUME_FROM = (
-    "RESUMABLE_RESUME_FROM"  # newest structurally complete DCP directory, for scripts without the library
-)
+# Newest structurally complete DCP directory, for scripts without the library. In an assignment's ``env``:
+# the same for all members, empty for "none", and absent when rank 0's agent is to look for it.
+RESUME_FROM = "RESUMABLE_RESUME_FROM"
 TRACE_DIR = "RESUMABLE_TRACE_DIR"  # when set, each rank writes the sample ids it consumed below it
 HANG_SECONDS = "RESUMABLE_HANG_SECONDS"
 
 # operator / local cluster -> agent ------------------------------------------------------------------
-AGENT_SPEC = "RESUMABLE_AGENT_SPEC"  # path of the agent's JSON configuration (contract.assignment.AgentSpec)
+AGENT_SPEC = "RESUMABLE_AGENT_SPEC"  # contract.assignment.AgentSpec: the JSON itself, or the path of a file
+POD_ADDRESS = "RESUMABLE_POD_ADDRESS"  # address of the pod, which AGENT_SPEC refers to
+
+# torchrun's names, set for every rank ---------------------------------------------------------------
+TORCHRUN = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "ROLE_NAME",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+)

@@ -15,7 +15,7 @@ HEARTBEAT_SECONDS = 0.5
 
 # Kinds of events, and what ``data`` holds ------------------------------------------------------------
 AGENT_STARTED = "agent_started"  # {}
-ASSIGNED = "assigned"  # {world_size, ranks, master_port}
+ASSIGNED = "assigned"  # {world_size, ranks, master_port, resume_from}
 RANKS_STARTED = "ranks_started"  # {ranks: [int]}; the processes exist
 RANK_CONNECTED = "rank_connected"  # {rank, pid}: the rank uses the library
 PROGRESS = "progress"  # contract.events.ProgressReport, by the agent of rank 0 (others too, less often)
@@ -85,6 +85,7 @@ class AgentState:
     attempt: int = 0  # newest assignment seen; 0: none
     digest: str = ""
     master_port: int = 0
+    resume_from: str = ""  # what ranks are offered as env.RESUME_FROM in this attempt; empty: nothing
     state: str = "idle"  # idle | running | draining | ended
     outcome: Optional[str] = None  # when ended
     ranks_alive: int = 0
