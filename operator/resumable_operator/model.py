@@ -1,4 +1,4 @@
-"""The one definition of a ``ResumableTrainingJob``: its spec and its status.
+"""The one definition of a ``ResumableTrainingJob``: its status here, its spec in ``spec.py``.
 
 The CRD, ``rtj run job.yaml`` and all decisions use these models. Names in YAML are camelCase. Importing this
 has no side effects and it does no I/O.
@@ -6,29 +6,76 @@ has no side effects and it does no I/O.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, SerializationInfo, WithJsonSchema
 
-from resumable_operator.errors import SpecError
-from resumable_operator.template import check_template
+from resumable_operator.spec import (
+    LONGEST_NAME,
+    MOST_RANKS,
+    MOST_WORKERS,
+    Budget,
+    Budgets,
+    Checkpoint,
+    DirectoryStorage,
+    JobSpec,
+    Model,
+    PersistentVolumeClaimStorage,
+    Recovery,
+    S3Storage,
+    SaveInterval,
+    Workers,
+    parse_spec,
+)
+from resumable_operator.times import rfc3339, seconds_of
 
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]  # JSON has no infinity
-MOST_WORKERS = 10_000  # a slip of the finger must not become a list of that many
-MOST_RANKS = 1024  # in one worker
+__all__ = [
+    "LONGEST_NAME",
+    "MOST_RANKS",
+    "MOST_WORKERS",
+    "STORED",
+    "AttemptStatus",
+    "Budget",
+    "BudgetStatus",
+    "Budgets",
+    "Checkpoint",
+    "CheckpointStatus",
+    "Condition",
+    "DirectoryStorage",
+    "Evidence",
+    "Interruption",
+    "JobPhase",
+    "JobSpec",
+    "JobStatus",
+    "LedgerStatus",
+    "MemberStatus",
+    "Model",
+    "PersistentVolumeClaimStorage",
+    "Recovery",
+    "S3Storage",
+    "SaveInterval",
+    "Workers",
+    "parse_spec",
+]
+
+STORED = {"times": "RFC 3339"}  # as context of a dump: the form that the API server keeps
 
 
-class Model(BaseModel):
-    """Base: camelCase aliases, unknown fields refused, immutable."""
+def _read_time(value: Any) -> Any:
+    return seconds_of(value) if isinstance(value, str) else value
 
-    model_config = ConfigDict(
-        alias_generator=to_camel, validate_by_name=True, validate_by_alias=True, extra="forbid", frozen=True
-    )
 
-    def plain(self) -> dict[str, Any]:
-        """JSON-ready dict with camelCase names."""
-        return self.model_dump(mode="json", by_alias=True)
+def _write_time(value: float, info: SerializationInfo) -> float | str:
+    return rfc3339(value) if info.context == STORED else value
+
+
+Time = Annotated[
+    float,
+    BeforeValidator(_read_time),
+    PlainSerializer(_write_time),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
+]
+"""Seconds since 1970 on the operator's clock; people and the API server see RFC 3339."""
 
 
 class StatusModel(Model):
@@ -36,251 +83,6 @@ class StatusModel(Model):
 
     model_config = ConfigDict(extra="ignore")
 
-
-# ---- spec --------------------------------------------------------------------------------------------
-
-
-class Workers(Model):
-    """How many workers, and which sizes are allowed."""
-
-    replicas: int = Field(ge=1, le=MOST_WORKERS, description="Desired number of workers.")
-    min: int | None = Field(default=None, ge=1, description="Train on with this few. Default: replicas.")
-    max: int | None = Field(
-        default=None, ge=1, le=MOST_WORKERS, description="Never more than this. Default: replicas."
-    )
-    multiple_of: int | None = Field(default=None, ge=1, description="Allowed sizes are multiples of this.")
-    sizes: tuple[int, ...] | None = Field(default=None, description="The allowed sizes, listed.")
-    processes_per_worker: int | Literal["auto"] = Field(default=1, description="Ranks in each worker.")
-    spares: int = Field(
-        default=0, ge=0, le=MOST_WORKERS, description="Extra warm workers that hold no ranks."
-    )
-
-    @property
-    def min_size(self) -> int:
-        return self.min if self.min is not None else self.replicas
-
-    @property
-    def max_size(self) -> int:
-        return self.max if self.max is not None else self.replicas
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.min_size > self.max_size:
-            raise ValueError(f"min ({self.min_size}) is above max ({self.max_size}): lower min or raise max")
-        if not self.min_size <= self.replicas <= self.max_size:
-            raise ValueError(
-                f"replicas ({self.replicas}) must lie between min ({self.min_size}) and max ({self.max_size})"
-            )
-        if self.multiple_of is not None and self.sizes is not None:
-            raise ValueError("give multipleOf or sizes, not both")
-        processes = self.processes_per_worker
-        if isinstance(processes, int) and not 1 <= processes <= MOST_RANKS:
-            raise ValueError(f"processesPerWorker must be from 1 to {MOST_RANKS}, or 'auto'")
-        if self.sizes is not None and (not self.sizes or min(self.sizes) < 1):
-            raise ValueError("sizes must list at least one size, each at least 1")
-        if not self.allowed_sizes():
-            rule = (
-                f"multiples of {self.multiple_of}" if self.multiple_of else f"sizes {list(self.sizes or ())}"
-            )
-            raise ValueError(
-                f"no allowed size lies between min {self.min_size} and max {self.max_size} ({rule})"
-            )
-        if self.replicas not in self.allowed_sizes():
-            raise ValueError(
-                f"replicas ({self.replicas}) is not an allowed size; allowed: {list(self.allowed_sizes())}"
-            )
-        return self
-
-    def allowed_sizes(self) -> tuple[int, ...]:
-        """Every size this job may train at, ascending."""
-        span = range(self.min_size, self.max_size + 1)
-        if self.sizes is not None:
-            return tuple(size for size in span if size in self.sizes)
-        if self.multiple_of is not None:
-            return tuple(size for size in span if size % self.multiple_of == 0)
-        return tuple(span)
-
-
-class PersistentVolumeClaimStorage(Model):
-    claim_name: str = Field(min_length=1)
-    path: str = Field(default="", description="Directory inside the volume.")
-
-
-class S3Storage(Model):
-    bucket: str = Field(min_length=3)
-    prefix: str = ""
-    endpoint: str | None = None
-    secret_name: str | None = None
-
-
-class DirectoryStorage(Model):
-    """A directory on this machine or a mounted share; for ``rtj run`` only."""
-
-    path: str = Field(min_length=1)
-
-
-class SaveInterval(Model):
-    steps: int | None = Field(default=None, ge=1)
-    seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-
-    @model_validator(mode="after")
-    def _something(self) -> Self:
-        if self.steps is None and self.seconds is None:
-            raise ValueError("give steps, seconds, or both; or the word auto")
-        return self
-
-
-class Checkpoint(Model):
-    """Where checkpoints live and how often they are made."""
-
-    persistent_volume_claim: PersistentVolumeClaimStorage | None = None
-    s3: S3Storage | None = None
-    directory: DirectoryStorage | None = None
-    interval: SaveInterval | Literal["auto"] = "auto"
-    keep: int = Field(default=3, ge=2, description="Complete checkpoints kept on the chain; at least 2.")
-    keep_every_steps: int | None = Field(default=None, ge=1)
-    resume_from: str | None = Field(
-        default=None, description="Resume from this checkpoint instead of the newest."
-    )
-    adopt: bool = Field(default=False, description="Take over a store that another job made.")
-    start_fresh: bool = Field(
-        default=False, description="Allow starting from nothing although checkpoints exist."
-    )
-
-    @model_validator(mode="after")
-    def _one_storage(self) -> Self:
-        given = [x for x in (self.persistent_volume_claim, self.s3, self.directory) if x is not None]
-        if len(given) > 1:
-            raise ValueError("give exactly one storage: persistentVolumeClaim, s3 or directory")
-        return self
-
-
-class Budget(Model):
-    """At most ``limit`` endings of one class in ``windowSeconds``; checkpoint progress gives them back."""
-
-    limit: int = Field(ge=0)
-    window_seconds: float = Field(default=86400.0, gt=0, allow_inf_nan=False)
-
-
-class Budgets(Model):
-    user_error: Budget = Budget(limit=3)
-    infrastructure: Budget = Budget(limit=100)
-    preemption: Budget = Budget(limit=1000)
-    without_progress: int = Field(
-        default=5,
-        ge=1,
-        description="Stop after this many crash, oom, hang or numeric endings with no new checkpoint.",
-    )
-
-
-class Recovery(Model):
-    """How failures are found and answered."""
-
-    budgets: Budgets = Budgets()
-    shrink_after_seconds: Seconds = Field(
-        default=30.0, description="Longest wait for full size before going on smaller."
-    )
-    grow_cooldown_seconds: Seconds = Field(default=300.0, description="Shortest time between two growths.")
-    forming_timeout_seconds: Seconds = Field(
-        default=600.0, description="Below min this long: give waiting pods back."
-    )
-    drain_seconds: Seconds = Field(default=60.0, description="Window of a planned end.")
-    hang_seconds: Seconds = Field(
-        default=300.0, description="No progress this long outside known phases is a hang."
-    )
-    silent_seconds: Seconds = Field(
-        default=30.0, description="A silent agent with no neighbour to ask is lost after this."
-    )
-    autonomy_seconds: Seconds = Field(
-        default=86400.0, description="Agents train on this long without an operator."
-    )
-    drain_on_cordon: bool = False
-
-
-class JobSpec(Model):
-    """``spec`` of a ResumableTrainingJob."""
-
-    workers: Workers
-    template: dict[str, Any] = Field(
-        default_factory=dict, description="Pod template; container 'worker', else the first."
-    )
-    checkpoint: Checkpoint = Checkpoint()
-    recovery: Recovery = Recovery()
-    suspend: bool = False
-    ttl_seconds_after_finished: Seconds | None = None
-    active_deadline_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-
-    @field_validator("template")
-    @classmethod
-    def _readable(cls, template: dict[str, Any]) -> dict[str, Any]:
-        check_template(template)
-        return template
-
-    def command(self) -> tuple[str, ...]:
-        """``command + args`` of the worker container.
-
-        Raises:
-            SpecError: there is no container, or it has no command.
-        """
-        container = self.worker_container()
-        command = container.get("command")
-        if not command:
-            raise SpecError(
-                "spec.template.spec.containers[].command",
-                "the worker container must set command: "
-                "an image's own ENTRYPOINT is lost when the agent is put in front",
-            )
-        return (*command, *(container.get("args") or ()))
-
-    def worker_container(self) -> dict[str, Any]:
-        """The container named ``worker``, else the first."""
-        containers = (self.template.get("spec") or {}).get("containers") or []
-        if not containers:
-            raise SpecError("spec.template.spec.containers", "give at least one container")
-        named = [container for container in containers if container.get("name") == "worker"]
-        chosen: dict[str, Any] = (named or containers)[0]
-        return chosen
-
-
-def parse_spec(data: Any) -> JobSpec:
-    """Validate decoded YAML.
-
-    Raises:
-        SpecError: names the first wrong field, what is wrong and, for unknown names, the nearest known one.
-    """
-    try:
-        return JobSpec.model_validate(data)
-    except ValidationError as error:
-        raise _as_spec_error(error) from error
-
-
-def _as_spec_error(error: ValidationError) -> SpecError:
-    import difflib
-
-    problems = error.errors()
-    problem = next(
-        (p for p in problems if p["type"] == "extra_forbidden"), problems[0]
-    )  # a typo explains the rest
-    path = ".".join(["spec", *(str(part) for part in problem["loc"])])
-    message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "extra_forbidden":
-        name = str(problem["loc"][-1])
-        near = difflib.get_close_matches(name, _known_names(JobSpec), n=1, cutoff=0.6)
-        message = "unknown field" + (f"; did you mean {near[0]}?" if near else "")
-    return SpecError(path, message)
-
-
-def _known_names(model: type[BaseModel]) -> list[str]:
-    names: list[str] = []
-    for field in model.model_fields.values():
-        names.append(str(field.alias))
-        for kind in (field.annotation, *getattr(field.annotation, "__args__", ())):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                names += _known_names(kind)
-    return names
-
-
-# ---- status ------------------------------------------------------------------------------------------
 
 JobPhase = Literal[
     "Pending", "Forming", "Running", "Draining", "Recovering", "Suspended", "Succeeded", "Failed"
@@ -294,7 +96,7 @@ class Condition(StatusModel):
     reason: str = ""
     message: str = ""
     observed_generation: int = 0
-    last_transition: float = 0.0
+    last_transition: Time = Field(default=0.0, alias="lastTransitionTime")
 
 
 class MemberStatus(StatusModel):
@@ -313,7 +115,7 @@ class MemberStatus(StatusModel):
 class Evidence(StatusModel):
     """One witness of an attempt's ending."""
 
-    at: float  # seconds, operator's clock
+    at: Time  # seconds, operator's clock
     cause: str
     worker: str = ""
     rank: int | None = None
@@ -321,7 +123,7 @@ class Evidence(StatusModel):
     message: str = ""
     tail: tuple[str, ...] = ()
     primary: bool = True  # False: a consequence of another failure (peer lost)
-    last_progress: float | None = None
+    last_progress: Time | None = None
 
 
 class AttemptStatus(StatusModel):
@@ -333,28 +135,28 @@ class AttemptStatus(StatusModel):
     state: AttemptState = "ended"
     world_size: int = 0
     master_port: int = 0
-    reserved_at: float = 0.0
-    running_at: float | None = None
-    first_step_at: float | None = None
+    reserved_at: Time = 0.0
+    running_at: Time | None = None
+    first_step_at: Time | None = None
     start_step: int = 0
     start_samples: int = 0
     restored: bool = False  # it has said where it starts
-    draining_since: float | None = None
+    draining_since: Time | None = None
     drain_cause: str | None = None  # a planned cause, or "preempted"
     drain_reason: str = ""
-    drain_deadline: float | None = None
+    drain_deadline: Time | None = None
     evidence: tuple[Evidence, ...] = ()
-    ending_since: float | None = None
+    ending_since: Time | None = None
     outcomes: dict[str, str] = Field(default_factory=dict)  # by worker that reported the attempt's end
-    rank0_returned_at: float | None = None  # rank 0 returned 0
+    rank0_returned_at: Time | None = None  # rank 0 returned 0
     left: Evidence | None = None  # the first other rank that returned 0, as a witness against itself
-    last_progress_at: float | None = None  # newest report of a rank
+    last_progress_at: Time | None = None  # newest report of a rank
     doomed: tuple[str, ...] = ()  # members whose agent got a SIGTERM
-    silent_since: dict[str, float] = Field(default_factory=dict)  # members never heard by this operator
+    silent_since: dict[str, Time] = Field(default_factory=dict)  # members never heard by this operator
     processes: int = 0  # ranks per worker, as applied
     settings_digest: str = ""  # limits and save settings, as applied
-    settings_at: float | None = None  # when they were last pushed live
-    grow_ready_since: float | None = None  # workers for a larger size are ready
+    settings_at: Time | None = None  # when they were last pushed live
+    grow_ready_since: Time | None = None  # workers for a larger size are ready
 
 
 class Interruption(StatusModel):
@@ -368,7 +170,7 @@ class Interruption(StatusModel):
     code: int | None = None
     message: str = ""
     tail: tuple[str, ...] = ()
-    at: float = 0.0  # when it was declared
+    at: Time = 0.0  # when it was declared
     detect_seconds: float = 0.0  # last evidence of progress until declared
     recover_seconds: float | None = None  # declared until the next attempt's first step
     rework_steps: int = 0
@@ -382,7 +184,7 @@ class CheckpointStatus(StatusModel):
     name: str
     step: int
     samples: int
-    at: float
+    at: Time
     bytes: int = 0
     blocking_ms: int = 0
     durable_ms: int = 0
@@ -391,9 +193,9 @@ class CheckpointStatus(StatusModel):
 class BudgetStatus(StatusModel):
     """Times (seconds) of the endings charged and not yet given back."""
 
-    user_error: tuple[float, ...] = ()
-    infrastructure: tuple[float, ...] = ()
-    preemption: tuple[float, ...] = ()
+    user_error: tuple[Time, ...] = ()
+    infrastructure: tuple[Time, ...] = ()
+    preemption: tuple[Time, ...] = ()
     without_progress: int = 0
     last_causes: tuple[str, ...] = ()  # of the endings counted in without_progress
 
@@ -415,54 +217,96 @@ class LedgerStatus(StatusModel):
 
 
 class JobStatus(StatusModel):
-    """``status``: all that a restarted operator needs."""
+    """``status``: all that a restarted operator needs.
 
-    phase: JobPhase = "Pending"
-    reason: str = ""
-    conditions: tuple[Condition, ...] = ()
-    observed_generation: int = 0
-    attempt: AttemptStatus = AttemptStatus()
-    incarnations: dict[str, int] = Field(default_factory=dict)  # place -> newest incarnation reserved
-    size: int = 0
-    step: int = 0
-    samples: int = 0
-    high_water_step: int = 0
-    high_water_samples: int = 0
-    loss: float | None = None
-    step_seconds: float = 0.0
-    checkpoint: CheckpointStatus | None = None
-    budgets: BudgetStatus = BudgetStatus()
-    interruptions: tuple[Interruption, ...] = ()  # newest last, at most 50
-    interruption_counts: dict[str, int] = Field(default_factory=dict)
-    last_interruption: Interruption | None = None
-    ledger: LedgerStatus = LedgerStatus()
-    cursors: dict[str, int] = Field(default_factory=dict)  # agent boot id -> newest event folded
-    restart_seconds: float = 10.0  # measured cost of a restart (exponential mean)
-    last_grow_at: float | None = None
-    below_target_since: float | None = None
-    below_min_since: float | None = None
-    backoff_until: float | None = None
-    backoff_count: int = 0
-    started_at: float | None = None
-    finished_at: float | None = None
-    failure_class: Literal["user", "budget", "deadline"] | None = None
-    uses_library: bool | None = None
-    template_digest: str = ""  # of the pod template that the newest incarnations have
-    store: str = ""  # root of the checkpoint store, as applied; changes only while suspended
-    resumed_from: str | None = None  # the deliberate resume point that was already used
-    start_failures: int = 0  # workers in a row that failed before they took part in an attempt
-    create_after: float | None = None  # no new worker before this, because of them
-    forced: tuple[str, ...] = ()  # workers whose deletion had to be forced
-    checked_generation: int = 0  # of the spec that the cluster was asked about last
-    checked_at: float | None = None
-    refusals: int = 0  # in a row, of creating workers
-    refused_at: float | None = None
-    node_troubles: dict[str, tuple[float, ...]] = Field(default_factory=dict)  # node -> when, within an hour
-    avoided: dict[str, float] = Field(
-        default_factory=dict,
-        description="Nodes where workers failed repeatedly, and until when they get new ones only if there "
-        "is no other (seconds since the epoch).",
+    Defaults never change: what is stored may lean on them.
+    """
+
+    phase: JobPhase = Field(
+        default="Pending",
+        description="Pending, Forming, Running, Draining, Recovering, Suspended, Succeeded or Failed.",
     )
-    distrusted: dict[str, float] = Field(default_factory=dict)  # worker -> since when it can't be believed
-    replicas: int = 0
-    selector: str = ""
+    reason: str = Field(default="", description="Where the job stands now, or why it ended.")
+    conditions: tuple[Condition, ...] = Field(
+        default=(), description="What holds or does not hold, one of each type."
+    )
+    observed_generation: int = Field(
+        default=0, description="metadata.generation of the spec that this status is about."
+    )
+    workers: str = Field(default="", description="Workers that train, of those wanted, such as 3/4.")
+    goodput: str = Field(
+        default="", description="Share of the job's time (not suspended) that made new steps, such as 93.1%."
+    )
+    attempt: AttemptStatus = Field(
+        default=AttemptStatus(), description="The group of ranks that trains now, or did last."
+    )
+    incarnations: dict[str, int] = Field(
+        default_factory=dict, description="Newest pod reserved for each place; part of the pod's name."
+    )
+    size: int = Field(default=0, description="Workers of the attempt.")
+    step: int = Field(default=0, description="Steps done, of those that count.")
+    samples: int = Field(default=0, description="Samples done, of those that count.")
+    high_water_step: int = Field(default=0, description="Most steps ever done; below it work is rework.")
+    high_water_samples: int = Field(default=0, description="Most samples ever done; below it work is rework.")
+    loss: float | None = Field(default=None, description="Newest loss that the script reported.")
+    step_seconds: float = Field(default=0.0, description="Recent duration of a step.")
+    checkpoint: CheckpointStatus | None = Field(default=None, description="The newest complete checkpoint.")
+    budgets: BudgetStatus = Field(
+        default=BudgetStatus(),
+        description="Endings charged and not yet given back; see spec.recovery.budgets.",
+    )
+    interruptions: tuple[Interruption, ...] = Field(
+        default=(), description="Endings of attempts, newest last, at most 50."
+    )
+    interruption_counts: dict[str, int] = Field(
+        default_factory=dict, description="All endings so far, by cause."
+    )
+    last_interruption: Interruption | None = Field(
+        default=None, description="The newest ending that nobody planned: cause, witness, price."
+    )
+    ledger: LedgerStatus = Field(
+        default=LedgerStatus(), description="Where the job's time went, in milliseconds by phase."
+    )
+    cursors: dict[str, int] = Field(
+        default_factory=dict, description="Newest event taken in, by boot of an agent."
+    )
+    restart_seconds: float = Field(default=10.0, description="Measured cost of a restart (exponential mean).")
+    last_grow_at: Time | None = Field(default=None, description="When the job grew last.")
+    below_target_since: Time | None = Field(
+        default=None, description="Since when fewer workers are ready than wanted."
+    )
+    below_min_since: Time | None = Field(
+        default=None, description="Since when fewer workers are ready than the smallest allowed size."
+    )
+    backoff_until: Time | None = Field(
+        default=None, description="No pods are created before this, so that others get the room."
+    )
+    backoff_count: int = Field(default=0, description="Times in a row that waiting pods were given back.")
+    started_at: Time | None = Field(default=None, description="When the operator first saw the job.")
+    finished_at: Time | None = Field(default=None, description="When the job succeeded or failed.")
+    failure_class: Literal["user", "budget", "deadline"] | None = Field(
+        default=None, description="Of a failed job: user, budget or deadline."
+    )
+    uses_library: bool | None = Field(
+        default=None, description="Whether the script uses the worker library; without it steps are unknown."
+    )
+    template_digest: str = Field(default="", description="Of the pod template that the newest pods have.")
+    store: str = Field(
+        default="", description="Root of the checkpoint store, as applied; changes only while suspended."
+    )
+    resumed_from: str | None = Field(
+        default=None, description="The spec.checkpoint.resumeFrom that was already used."
+    )
+    start_failures: int = Field(
+        default=0, description="Workers in a row that failed before they took part in an attempt."
+    )
+    create_after: Time | None = Field(
+        default=None, description="No new worker before this, because of startFailures."
+    )
+    forced: tuple[str, ...] = Field(
+        default=(), description="Pods whose deletion had to be forced: stuck on a dead node."
+    )
+    replicas: int = Field(
+        default=0, description="Running worker pods; read by kubectl scale and autoscalers."
+    )
+    selector: str = Field(default="", description="Label selector of the worker pods; read by autoscalers.")
