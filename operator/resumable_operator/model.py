@@ -96,7 +96,9 @@ class Condition(StatusModel):
     reason: str = ""
     message: str = ""
     observed_generation: int = 0
-    last_transition: Time = Field(default=0.0, alias="lastTransitionTime")
+    last_transition: Time = Field(
+        default=0.0, validation_alias="lastTransitionTime", serialization_alias="lastTransitionTime"
+    )
 
 
 class MemberStatus(StatusModel):
