@@ -308,6 +308,23 @@ class JobStatus(StatusModel):
     forced: tuple[str, ...] = Field(
         default=(), description="Pods whose deletion had to be forced: stuck on a dead node."
     )
+    checked_generation: int = Field(
+        default=0, description="metadata.generation of the spec that the cluster was asked about last."
+    )
+    checked_at: Time | None = Field(default=None, description="When the cluster was asked about it.")
+    refusals: int = Field(default=0, description="Times in a row that the creation of workers was refused.")
+    refused_at: Time | None = Field(default=None, description="When it was refused last.")
+    node_troubles: dict[str, tuple[Time, ...]] = Field(
+        default_factory=dict, description="When workers failed on each node, within an hour."
+    )
+    avoided: dict[str, Time] = Field(
+        default_factory=dict,
+        description="Nodes where workers failed repeatedly, and until when they get new ones only if there "
+        "is no other.",
+    )
+    distrusted: dict[str, Time] = Field(
+        default_factory=dict, description="Workers whose agent can't be believed, and since when."
+    )
     replicas: int = Field(
         default=0, description="Running worker pods; read by kubectl scale and autoscalers."
     )
