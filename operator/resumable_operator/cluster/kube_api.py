@@ -1,27 +1,370 @@
-"""A thin client of the Kubernetes API: plain JSON in and out, errors mapped to ``resumable_operator.errors``.
+"""A thin client of the Kubernetes API: plain JSON in and out, errors as in ``kube_errors``.
 
-Credentials, TLS and token refresh are those of ``kubernetes.aio``.
+Credentials, TLS and token refresh are those of ``kubernetes.aio``; its model objects are not used: they cost
+several times the time and memory of the JSON they are made from.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
+import logging
+import os
+import random
 from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote, urlencode
+
+import aiohttp
+from kubernetes.aio.client import Configuration, rest
+from kubernetes.aio.config import (
+    ConfigException,
+    load_incluster_config,
+    load_kube_config,
+)
+from kubernetes.aio.config.incluster_config import SERVICE_TOKEN_FILENAME
+
+from resumable_operator.cluster.kube_errors import (
+    Call,
+    Expired,
+    NotFound,
+    Raw,
+    error_of,
+    retry_after_seconds,
+    status_of,
+)
+from resumable_operator.errors import ConflictError, RetryableError, UserError
+from resumable_training.contract.labels import GROUP, PLURAL, VERSION
+
+logger = logging.getLogger(__name__)
+
+PAGE = 500  # objects in one answer to a list
+TRIES = 4
+FIRST_WAIT_SECONDS = 0.1
+LONGEST_WAIT_SECONDS = 5.0  # a server that asks for more is left to the caller's own backoff
+RELOAD_SECONDS = 5.0  # credentials are read anew at most this often
+METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+
+Reload = Callable[[Configuration], Awaitable[None]]
+PatchKind = Literal["merge", "strategic"]
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A kind of objects. ``api``: its path up to the version."""
+
+    api: str
+    plural: str
+
+    def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
+        parts = [self.api]
+        if namespace:
+            parts += ["namespaces", quote(namespace, safe="")]
+        parts.append(self.plural)
+        parts += [quote(part, safe="") for part in (name, subresource) if part]
+        return "/".join(parts)
+
+
+JOBS = Resource(f"/apis/{GROUP}/{VERSION}", PLURAL)
+PODS = Resource("/api/v1", "pods")
+NODES = Resource("/api/v1", "nodes")
+EVENTS = Resource("/api/v1", "events")
+SECRETS = Resource("/api/v1", "secrets")
+CLAIMS = Resource("/api/v1", "persistentvolumeclaims")
+
+
+@dataclass(frozen=True)
+class Page:
+    """A part of a list. All parts of one list are of the same ``resource_version``."""
+
+    items: list[Raw]
+    resource_version: str
 
 
 class KubeApi:
-    """Use ``await KubeApi.login()``; ``await close()`` at the end."""
+    """Use ``await KubeApi.login()``; ``await close()`` at the end.
 
-    requests: Counter[tuple[str, str, int]]  # (verb, resource, status code) -> number; code 0: no answer
+    All calls raise what ``kube_errors`` lists, ``RetryableError`` when no answer came. What is safe to do
+    twice is tried a few times before.
+
+    Attributes:
+        requests: number of requests by (verb, resource, status code); code 0: no answer came.
+
+    Args:
+        reload: reads the credentials into the configuration anew; done when the server does not know us.
+        timeout_seconds: longest silence of the server within a request.
+    """
+
+    def __init__(
+        self, configuration: Configuration, reload: Reload | None = None, *, timeout_seconds: float = 15.0
+    ) -> None:
+        self.requests: Counter[tuple[str, str, int]] = Counter()
+        self.configuration = configuration
+        self._reload = reload
+        self._reload_lock = asyncio.Lock()
+        self._reloaded_at = float("-inf")
+        self._rest: Any = rest.RESTClientObject(configuration)
+        self._timeout = aiohttp.ClientTimeout(
+            total=8 * timeout_seconds, sock_connect=timeout_seconds, sock_read=timeout_seconds
+        )
 
     @classmethod
     async def login(cls, kubeconfig: Path | None = None, context: str | None = None) -> KubeApi:
-        """In-cluster credentials when there are any, unless a kubeconfig is named; else the usual kubeconfig.
+        """With a pod's own credentials when there are any and no kubeconfig is named, else by kubeconfig.
 
         Raises:
             UserError: there are no credentials, or they can't be read.
         """
-        raise NotImplementedError
+        reload = _loader(kubeconfig, context)
+        configuration = Configuration()
+        await reload(configuration)
+        return cls(configuration, reload)
 
     async def close(self) -> None:
-        raise NotImplementedError
+        await self._rest.close()
+
+    # ---- verbs ---------------------------------------------------------------------------------------
+
+    async def get(
+        self, resource: Resource, name: str, namespace: str | None = None, *, metadata_only: bool = False
+    ) -> Raw | None:
+        """One object; None when there is none."""
+        try:
+            return await self._call(
+                Call("get", resource.plural, name),
+                "GET",
+                resource.path(namespace, name),
+                accept=METADATA_ONLY if metadata_only else "application/json",
+            )
+        except NotFound:
+            return None
+
+    async def pages(
+        self, resource: Resource, namespace: str | None = None, *, labels: str = ""
+    ) -> AsyncIterator[Page]:
+        """All objects, part by part.
+
+        Raises:
+            Expired: the list must begin anew.
+            NotFound: the API has no such resource.
+        """
+        query = {"limit": str(PAGE), **({"labelSelector": labels} if labels else {})}
+        token = ""
+        while True:
+            path = (
+                resource.path(namespace)
+                + "?"
+                + urlencode({**query, **({"continue": token} if token else {})})
+            )
+            answer = await self._call(Call("list", resource.plural), "GET", path)
+            meta = answer.get("metadata") or {}
+            yield Page(answer.get("items") or [], str(meta.get("resourceVersion") or ""))
+            token = meta.get("continue") or ""
+            if not token:
+                return
+
+    async def list(self, resource: Resource, namespace: str | None = None, *, labels: str = "") -> Page:
+        """All objects at once; begins anew when the list expires under way."""
+        for _ in range(TRIES):
+            items: list[Raw] = []
+            version = ""
+            try:
+                async for page in self.pages(resource, namespace, labels=labels):
+                    items += page.items
+                    version = page.resource_version
+            except Expired:
+                continue
+            return Page(items, version)
+        raise RetryableError(f"list {resource.plural}: expired {TRIES} times under way")
+
+    async def create(
+        self, resource: Resource, body: Raw, namespace: str | None = None, *, dry_run: bool = False
+    ) -> Raw:
+        """Create; with ``dry_run`` all is checked, unknown fields too, and nothing stored.
+
+        Raises:
+            AlreadyExists
+        """
+        path = resource.path(namespace)
+        if dry_run:
+            path += "?dryRun=All&fieldValidation=Strict"
+        name = str((body.get("metadata") or {}).get("name") or "")
+        return await self._call(Call("create", resource.plural, name), "POST", path, body)
+
+    async def replace(
+        self, resource: Resource, body: Raw, namespace: str | None = None, *, subresource: str = ""
+    ) -> Raw:
+        """Write the whole object (of a subresource: that part). With ``metadata.resourceVersion`` only if it
+        is still at that version.
+
+        Raises:
+            ConflictError: it is not.
+            NotFound: it is gone.
+        """
+        name = body["metadata"]["name"]
+        call = Call("update", _plural(resource, subresource), name)
+        return await self._call(call, "PUT", resource.path(namespace, name, subresource), body)
+
+    async def patch(
+        self,
+        resource: Resource,
+        name: str,
+        body: Raw,
+        namespace: str | None = None,
+        *,
+        kind: PatchKind = "merge",
+        subresource: str = "",
+    ) -> Raw:
+        """Change parts. With ``metadata.resourceVersion`` only if it is still at that version.
+
+        Raises:
+            ConflictError: it is not.
+            NotFound: it is gone.
+        """
+        words = {"merge": "merge-patch", "strategic": "strategic-merge-patch"}
+        return await self._call(
+            Call("patch", _plural(resource, subresource), name),
+            "PATCH",
+            resource.path(namespace, name, subresource),
+            body,
+            content_type=f"application/{words[kind]}+json",
+        )
+
+    async def delete(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str | None = None,
+        *,
+        uid: str = "",
+        grace_seconds: int | None = None,
+        propagation: Literal["Background", "Foreground", "Orphan"] | None = None,
+    ) -> Raw | None:
+        """Begin deletion of the object, with ``uid`` only of that very one; None when it is not there.
+
+        The answer is the object as it is now, or a ``Status``.
+        """
+        options: Raw = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        if uid:
+            options["preconditions"] = {"uid": uid}
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
+        if propagation is not None:
+            options["propagationPolicy"] = propagation
+        try:
+            return await self._call(
+                Call("delete", resource.plural, name), "DELETE", resource.path(namespace, name), options
+            )
+        except NotFound:
+            return None
+        except ConflictError as error:
+            if uid and "UID in precondition" in str(error):
+                return None  # another object has the name now
+            raise
+
+    # ---- one request ---------------------------------------------------------------------------------
+
+    async def _call(
+        self,
+        call: Call,
+        method: str,
+        path: str,
+        body: Raw | None = None,
+        *,
+        content_type: str = "application/json",
+        accept: str = "application/json",
+    ) -> Raw:
+        headers = {"Accept": accept, "Content-Type": content_type, "User-Agent": "resumable-training"}
+        for number in range(1, TRIES + 1):
+            last = number == TRIES
+            try:
+                code, answer_headers, data = await self._send(method, path, headers, body)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                self.requests[call.verb, call.resource, 0] += 1
+                if last or method == "POST":  # a create may have been done; the caller looks again
+                    raise RetryableError(f"{call}: no answer: {_words(error)}") from error
+                await asyncio.sleep(_wait_seconds(number))
+                continue
+            self.requests[call.verb, call.resource, code] += 1
+            if code < 400:
+                plain: Raw = json.loads(data)
+                return plain
+            status = status_of(data)
+            asked = retry_after_seconds(answer_headers, status)
+            again = not last and await self._worth_another_try(code, method, asked)
+            if not again:
+                raise error_of(call, code, status)
+            await asyncio.sleep(_wait_seconds(number) if asked is None else asked * random.uniform(1.0, 1.25))  # noqa: S311
+        raise AssertionError("unreachable")
+
+    async def _worth_another_try(self, code: int, method: str, asked: float | None) -> bool:
+        if code == 401:
+            return await self._renew()
+        if asked is not None and asked > LONGEST_WAIT_SECONDS:
+            return False
+        return code == 429 or (code >= 500 and method != "POST")
+
+    async def _send(self, method: str, path: str, headers: dict[str, str], body: Raw | None) -> Any:
+        """Status code, headers and body of the answer."""
+        token = await self.configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        if token:
+            headers = {**headers, "Authorization": token}
+        response = await self._rest.request(
+            method,
+            self.configuration.host + path,
+            headers=headers,
+            body=body,
+            _request_timeout=self._timeout,
+        )
+        return response.status, response.headers, await response.read()
+
+    async def _renew(self) -> bool:
+        """Read the credentials anew; False when that was done just now."""
+        if self._reload is None:
+            return False
+        async with self._reload_lock:
+            now = asyncio.get_running_loop().time()
+            if now - self._reloaded_at < RELOAD_SECONDS:
+                return False
+            self._reloaded_at = now
+            try:
+                await self._reload(self.configuration)
+            except UserError as error:
+                logger.warning("credentials could not be read anew: %s", error)
+                return False
+            return True
+
+
+def _loader(kubeconfig: Path | None, context: str | None) -> Reload:
+    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and Path(SERVICE_TOKEN_FILENAME).exists()
+
+    async def load(configuration: Configuration) -> None:
+        try:
+            if in_pod and kubeconfig is None:
+                load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            else:
+                path = str(kubeconfig) if kubeconfig else None
+                await load_kube_config(  # type: ignore[no-untyped-call]
+                    config_file=path, context=context, client_configuration=configuration
+                )
+        except (ConfigException, OSError, ValueError) as error:
+            where = kubeconfig or "the pod's service account" if in_pod else kubeconfig or "kubeconfig"
+            raise UserError(f"no credentials for a cluster from {where}: {error}") from error
+
+    return load
+
+
+def _plural(resource: Resource, subresource: str) -> str:
+    return f"{resource.plural}/{subresource}" if subresource else resource.plural
+
+
+def _wait_seconds(number: int) -> float:
+    """After the ``number``-th try: doubling, with jitter so that many callers don't return at once."""
+    return FIRST_WAIT_SECONDS * 2.0 ** (number - 1) * random.uniform(0.5, 1.5)  # noqa: S311
+
+
+def _words(error: BaseException) -> str:
+    return str(error) or type(error).__name__
