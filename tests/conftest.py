@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["bed.fixtures"]
+
 TESTS = Path(__file__).parent
 NEEDS_TORCH = re.compile(r"^\s*(import|from) torch\b", re.MULTILINE)
 

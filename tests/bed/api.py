@@ -104,8 +104,7 @@ class Api:
 
     def text(self, path: str, **params: Any) -> str:
         """What is not JSON: logs, /readyz, /metrics."""
-        with self._request("GET", path, params, None, "") as response:
-            return response.data.decode(errors="replace")
+        return self._request("GET", path, params).data.decode(errors="replace")
 
     def watch(self, path: str, seconds: float, **params: Any) -> Iterator[Object]:
         """Watch events {type, object} of a collection until the server closes, at the latest after `seconds`.
@@ -114,27 +113,29 @@ class Api:
         and others) is raised as ApiError.
         """
         query = {"watch": "true", "timeoutSeconds": max(1, round(seconds)), **params}
-        with self._request("GET", path, query, None, "", stream_seconds=seconds + 10) as response:
+        response = self._request("GET", path, query, stream_seconds=seconds + 10)
+        try:
             for line in _lines(response):
                 event: Object = json.loads(line)
                 if event["type"] == "ERROR":
                     raise _error(event["object"].get("code", 0), event["object"])
                 yield event
+        finally:
+            response.close()
 
     def _json(
         self, method: str, path: str, params: Mapping[str, Any], body: Any = None, content_type: str = ""
     ) -> Object:
-        with self._request(method, path, params, body, content_type) as response:
-            answer: Object = json.loads(response.data)
-            return answer
+        answer: Object = json.loads(self._request(method, path, params, body, content_type).data)
+        return answer
 
     def _request(
         self,
         method: str,
         path: str,
         params: Mapping[str, Any],
-        body: Any,
-        content_type: str,
+        body: Any = None,
+        content_type: str = "",
         stream_seconds: float | None = None,
     ) -> urllib3.BaseHTTPResponse:
         query = urlencode({key: _text(value) for key, value in params.items() if value is not None})

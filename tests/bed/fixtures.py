@@ -1,0 +1,116 @@
+"""pytest fixtures of the bed, loaded by tests/conftest.py: one real control plane for all tests of a run.
+
+A test that uses one of them gets the marker `cluster`. Programs that are missing are built before the first
+test, outside of any test's time limit, with progress on the terminal.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from bed import control_plane as planes
+from bed.api import Api, ApiError, path
+from bed.binaries import binary
+from bed.control_plane import ControlPlane
+from bed.processes import wait_until
+
+# Fixture -> programs that it needs.
+PROGRAMS = {"control_plane": planes.PROGRAMS, "helm": ("helm",)}
+NAMESPACE_SECONDS = 60.0
+
+MakeNamespace = Callable[..., str]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs the bed, before -m selects by marks."""
+    for item in items:
+        if PROGRAMS.keys() & _fixtures(item):
+            item.add_marker(pytest.mark.cluster)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Build before the first test what the tests that were selected will need."""
+    if session.config.option.collectonly:
+        return
+    used = {name for item in session.items for name in _fixtures(item)}
+    names = [program for fixture, programs in PROGRAMS.items() if fixture in used for program in programs]
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        for name in names:
+            binary(name)
+
+
+def _fixtures(item: pytest.Item) -> set[str]:
+    return set(getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A running control plane with no nodes, shared by all tests: leave nothing cluster-wide behind."""
+    with ControlPlane.start(tmp_path_factory.mktemp("bed")) as plane:
+        yield plane
+
+
+@pytest.fixture
+def make_namespace(control_plane: ControlPlane) -> Iterator[MakeNamespace]:
+    """Call it for a fresh namespace, `labels` optional; all of them go with the test."""
+    made: list[str] = []
+
+    def make(**labels: str) -> str:
+        name = f"t-{secrets.token_hex(4)}"
+        control_plane.api.create(path("v1", "namespaces"), {"metadata": {"name": name, "labels": labels}})
+        made.append(name)
+        _await_default_account(control_plane.api, name)
+        return name
+
+    yield make
+    for name in made:
+        _remove(control_plane.api, name)
+
+
+@pytest.fixture
+def namespace(make_namespace: MakeNamespace) -> str:
+    """The name of a fresh namespace that goes with the test."""
+    return make_namespace()
+
+
+@pytest.fixture
+def restricted_namespace(make_namespace: MakeNamespace) -> str:
+    """As `namespace`, where only pods of the restricted security standard are let in."""
+    return make_namespace(**{"pod-security.kubernetes.io/enforce": "restricted"})
+
+
+def _await_default_account(api: Api, namespace: str) -> None:
+    """Pods are refused before it exists, and wait for the CA's config map."""
+    wanted = (
+        path("v1", "serviceaccounts", namespace, "default"),
+        path("v1", "configmaps", namespace, "kube-root-ca.crt"),
+    )
+    wait_until(
+        lambda: all(api.find(where) for where in wanted), NAMESPACE_SECONDS, f"the account of {namespace}"
+    )
+
+
+def _remove(api: Api, namespace: str) -> None:
+    """Nothing is created there any more, and its pods end now, even those on a dead node. Not awaited."""
+    try:
+        api.delete(path("v1", "namespaces", name=namespace))
+        pods = api.list(path("v1", "pods", namespace))
+        for pod in pods:
+            _delete_now(api, path("v1", "pods", namespace, pod["metadata"]["name"]))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+
+
+def _delete_now(api: Api, where: str) -> None:
+    try:
+        api.delete(where, gracePeriodSeconds=0)
+    except ApiError as error:
+        if error.status != 404:
+            raise
