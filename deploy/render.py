@@ -1,4 +1,4 @@
-"""Render the plain manifests from the chart, so that there is one source: `make deploy`, and a test of equality."""
+"""Render the plain manifests from the chart, so that there is one source: `make deploy`."""
 
 from __future__ import annotations
 
