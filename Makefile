@@ -59,7 +59,8 @@ bench: $(STAMP)  ## Recovery time against torchrun, and cost of the loop; result
 	$(PY) tests/bench/bench_steps.py
 	$(PY) tests/bench/bench_recovery.py $(ARGS)
 
-deploy: $(STAMP)  ## Render the plain manifests in deploy/ from the chart
+deploy: $(STAMP)  ## Write the CRD from the models, and render deploy/ from the chart
+	$(PY) -m resumable_operator.crd
 	PYTHONPATH=tests $(PY) deploy/render.py
 
 clean:  ## Remove .venv, caches, build and benchmark results (not runs/)
