@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from resumable_operator.cluster.kube_status import from_stored
 from resumable_operator.decide.observation import Job, Node
 from resumable_operator.errors import SpecError
 from resumable_operator.model import JobSpec, parse_spec
+from resumable_operator.stored import from_stored
 
 Raw = dict[str, Any]
 
