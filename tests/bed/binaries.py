@@ -142,6 +142,8 @@ def build(module: Module) -> Path:
 
 def _build_into(module: Module, final: Path) -> None:
     """Whole or not at all: a directory beside `final` takes its name when everything is in it."""
+    for leftover in final.parent.glob(f".{final.name}-*"):  # of a build that was killed: we hold the lock
+        shutil.rmtree(leftover)
     work = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
     try:
         output = work / "bin"

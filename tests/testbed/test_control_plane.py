@@ -287,3 +287,10 @@ def _may_create(account: planes.Api, where: str) -> bool:
     except ApiError:
         return False
     return True
+
+
+def test_programs_know_their_version(control_plane: ControlPlane) -> None:
+    """Server and client say the version that they are built from: charts and clients look at it."""
+    told = json.loads(control_plane.kubectl("version", "-o", "json").stdout)
+    assert [told[side]["gitVersion"][:6] for side in ("serverVersion", "clientVersion")] == ["v1.37."] * 2
+    assert (told["serverVersion"]["major"], told["serverVersion"]["minor"]) == ("1", "37")
