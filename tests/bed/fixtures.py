@@ -18,7 +18,7 @@ from bed.control_plane import ControlPlane
 from bed.processes import wait_until
 
 # Fixture -> programs that it needs.
-PROGRAMS = {"control_plane": planes.PROGRAMS, "helm": ("helm",)}
+PROGRAMS = {"control_plane": planes.PROGRAMS, "own_plane": planes.PROGRAMS, "helm": ("helm",)}
 NAMESPACE_SECONDS = 60.0
 
 MakeNamespace = Callable[..., str]
