@@ -15,7 +15,6 @@ MANAGED_BY = "resumable-training"  # what the operator's watch of pods selects b
 ANNOTATION_KEY_ID = GROUP + "/key-id"  # of the key that the pod's agent was started with
 
 AGENT_PORT_NAME = "rtj-agent"  # of the port on the container that runs the agent
-LONGEST_JOB_NAME = 52  # with place and incarnation a pod's name is still a host name (63), never cut short
 
 
 def worker_name(job_name: str, place: int, incarnation: int) -> str:
