@@ -1,22 +1,28 @@
-"""``python -m resumable_training.agent``: wiring. Configured by the file that RESUMABLE_AGENT_SPEC names."""
+"""``python -m resumable_training.agent [-- COMMAND...]``: wiring.
+
+Configured by RESUMABLE_AGENT_SPEC: JSON, or the path of a file with it. The command of a rank is what follows
+``--``, or else the configuration's. Exit codes: 0 all that was asked is done; 1 ranks failed in a drain, or
+the agent can't go on; 2 it was not started right; 143 ended by SIGTERM with no ranks to ask.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import shutil
+import signal
 import sys
-import tempfile
 import time
 import uuid
 from pathlib import Path
-from typing import Callable, Optional
+from typing import Callable, Optional, Sequence, Tuple
 
-from resumable_training.agent import reap
+from resumable_training.agent import reap, surroundings
 from resumable_training.agent.auth import Gate
 from resumable_training.agent.context import REAP_SECONDS, Context
-from resumable_training.agent.core import Agent
+from resumable_training.agent.core import EXIT_FAILED, EXIT_SIGTERM, Agent
 from resumable_training.agent.guarding import GuardProcess
 from resumable_training.agent.outlet import Outlet
 from resumable_training.agent.output import OutputPump
@@ -26,47 +32,68 @@ from resumable_training.contract.assignment import AgentSpec
 from resumable_training.contract.codec import from_json
 
 EXIT_USAGE = 2
-_SOCKET_PATH_LIMIT = 80  # of the directory: sun_path holds 108 bytes (104 on macOS)
 
 
 def main(starter: Optional[RankStarter] = None, reap_seconds: float = REAP_SECONDS) -> int:
     """Read the configuration, run the agent, return its exit code."""
+    signal.signal(
+        signal.SIGTERM, _leave
+    )  # until the loop takes over: the kernel spares a PID 1 that has none
     _open_standard_streams()
     try:
-        spec = read_spec(os.environ.get(env.AGENT_SPEC, ""))
+        spec = read_spec(os.environ.get(env.AGENT_SPEC, ""), sys.argv[1:])
         gate = Gate(Path(spec.key_file), uuid.uuid4().hex)
     except (OSError, ValueError) as error:
         sys.stderr.write("agent: %s\n" % error)
         return EXIT_USAGE
     outlet, errors = Outlet(1), Outlet(2)
     say = _sayer(errors, spec.worker)
-    temporary = _short_directory()
     try:
-        return _run(spec, gate, temporary, outlet, say, starter or ColdStarter(), reap_seconds)
+        os.environ.update(surroundings.amend(os.environ, Path(spec.directory)))
+        temporary = surroundings.socket_directory(os.environ, Path(spec.directory))
+        try:
+            return _run(spec, gate, temporary, outlet, say, starter or ColdStarter(), reap_seconds)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         say("cannot go on: %s" % error)
-        return 1
+        return EXIT_FAILED
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
         outlet.flush(1.0)
         errors.flush(1.0)
 
 
-def read_spec(path: str) -> AgentSpec:
-    """The configuration.
+def read_spec(text: str, arguments: Sequence[str] = ()) -> AgentSpec:
+    """The configuration; ``text`` is JSON or a path, ``arguments`` end in the command if ``--`` is there.
 
     Raises:
         OSError: it can't be read, or the scratch directory can't be made.
         ValueError: it is not an AgentSpec, or lacks what the agent can't do without.
     """
-    if not path:
-        raise ValueError("%s must name the agent's configuration (JSON)" % env.AGENT_SPEC)
-    spec = from_json(AgentSpec, Path(path).read_bytes())
+    if not text:
+        raise ValueError(
+            "%s must hold the agent's configuration (JSON), or name a file of it" % env.AGENT_SPEC
+        )
+    inline = text.lstrip().startswith("{")
+    spec = from_json(AgentSpec, text.encode() if inline else Path(text).read_bytes())
+    command = _command(arguments)
+    if command:
+        spec = dataclasses.replace(spec, command=command)
     for name in ("command", "directory", "key_file", "address"):
         if not getattr(spec, name):
-            raise ValueError("%s: %s is missing" % (path, name))
+            raise ValueError("%s: %s is missing" % (env.AGENT_SPEC if inline else text, name))
     Path(spec.directory).mkdir(parents=True, exist_ok=True)
     return spec
+
+
+def _command(arguments: Sequence[str]) -> Tuple[str, ...]:
+    if arguments and arguments[0] != "--":
+        raise ValueError("unknown argument %r; the command of a rank follows --" % arguments[0])
+    return tuple(arguments[1:])
+
+
+def _leave(*_: object) -> None:
+    os._exit(EXIT_SIGTERM)
 
 
 def _run(
@@ -111,15 +138,6 @@ def _open_standard_streams() -> None:
         if descriptor > 2:
             os.close(descriptor)
             return
-
-
-def _short_directory() -> Path:
-    """For unix sockets."""
-    path = tempfile.mkdtemp(prefix="rtj-")
-    if len(path) > _SOCKET_PATH_LIMIT:
-        os.rmdir(path)
-        path = tempfile.mkdtemp(prefix="rtj-", dir="/tmp")
-    return Path(path)
 
 
 def _sayer(errors: Outlet, worker: str) -> Callable[[str], None]:

@@ -10,7 +10,20 @@ from typing import Dict, Sequence
 import resumable_training
 
 PARTS = ("contract", "agent")
-_ENTRY = "import sys\nfrom resumable_training.agent.__main__ import main\nsys.exit(main())\n"
+# Any Python must understand this. A PID 1 without a handler never sees SIGTERM, and importing takes a moment.
+_ENTRY = """\
+import os
+import signal
+import sys
+
+if sys.version_info < (3, 9):
+    sys.stderr.write("agent: python3 is %s here; 3.9 or newer is needed\\n" % sys.version.split()[0])
+    sys.exit(2)
+signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
+from resumable_training.agent.__main__ import main
+
+sys.exit(main())
+"""
 _PACKAGE = '"""The agent\'s part of resumable-training."""\n'
 _SHEBANG = b"#!/usr/bin/env python3\n"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same content gives the same bytes
