@@ -107,7 +107,7 @@ def test_rights_cluster_wide(own_plane: ControlPlane, install: Install, place: s
     needed = [
         "create pods",
         "watch nodes",
-        "patch resumabletrainingjobs --subresource=status",
+        "update resumabletrainingjobs --subresource=status",
         "delete resumabletrainingjobs",
         "create secrets",
     ]
@@ -119,6 +119,7 @@ def test_rights_cluster_wide(own_plane: ControlPlane, install: Install, place: s
         "get secrets/resumable-training-master",
         "create pods --subresource=exec",
         "update resumabletrainingjobs",
+        "patch resumabletrainingjobs",
         "delete nodes",
         "get configmaps",
         "impersonate users",
@@ -132,7 +133,7 @@ def test_rights_namespaced(own_plane: ControlPlane, install: Install, place: str
     """With watchNamespaces the account has rights there and nowhere else, and none on nodes."""
     account = install(place, "watchNamespaces={default}")
     assert _can(own_plane, account, "default", "create pods")
-    assert _can(own_plane, account, "default", "patch resumabletrainingjobs --subresource=status")
+    assert _can(own_plane, account, "default", "update resumabletrainingjobs --subresource=status")
     assert not _can(own_plane, account, place, "create pods")
     assert not _can(own_plane, account, "kube-system", "list resumabletrainingjobs")
     assert not _can(own_plane, account, "default", "list nodes")

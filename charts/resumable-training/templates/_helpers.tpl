@@ -60,7 +60,7 @@ true
   verbs: [get, list, watch, delete]
 - apiGroups: [resumable.dev]
   resources: [resumabletrainingjobs/status]
-  verbs: [get, update, patch]
+  verbs: [update]
 - apiGroups: [resumable.dev]
   resources: [resumabletrainingjobs/finalizers]
   verbs: [update]
