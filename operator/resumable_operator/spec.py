@@ -28,6 +28,7 @@ from resumable_operator.template import check_template
 MOST_WORKERS = 10_000  # a slip of the finger must not become a list of that many
 MOST_RANKS = 1024  # in one worker
 MOST_SIZES = 256  # listed; bounds the cost of the CRD's rules
+MOST_ENDINGS = 10_000  # of one class, remembered in status
 MOST_SECONDS = 1_000_000_000  # 31 years: sums and products of times stay finite
 MOST_STEPS = 1_000_000_000_000_000  # a double holds it exactly
 LONGEST_NAME = 50  # worker names are host names of at most 63: 50 for the job, 13 for -<place>-<incarnation>
@@ -57,7 +58,7 @@ def _object_or_auto(value: Any) -> Any:
     return value
 
 
-InnerPath = Annotated[str, Field(max_length=1024), AfterValidator(_stays_below)]
+InnerPath = Annotated[str, Field(max_length=512), AfterValidator(_stays_below)]
 _OBJECT_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=_OBJECT_NAME)]
 
@@ -239,7 +240,7 @@ class Checkpoint(SpecModel):
     keep_every_steps: Steps | None = Field(
         default=None, description="Keep also the checkpoints of steps that are a multiple of this, for ever."
     )
-    resume_from: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
+    resume_from: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
         default=None,
         description="Resume once from this checkpoint (its name in the store, or a path) instead of the "
         "newest, e.g. after a divergence.",
@@ -265,7 +266,7 @@ class Checkpoint(SpecModel):
 class Budget(SpecModel):
     """At most ``limit`` endings of one class in ``windowSeconds``; checkpoint progress gives them back."""
 
-    limit: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+    limit: Annotated[int, Field(ge=0, le=MOST_ENDINGS)] = Field(
         description="Endings allowed in the window; one more fails the job. A new checkpoint beyond all "
         "earlier ones gives them back."
     )
@@ -286,7 +287,7 @@ class Budgets(SpecModel):
         description="Lost nodes, ranks killed by SIGKILL, hangs, memory, storage, and what is not known.",
     )
     preemption: Budget = Field(default=Budget(limit=1000), description="Preemptions and evictions.")
-    without_progress: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+    without_progress: Annotated[int, Field(ge=1, le=MOST_ENDINGS)] = Field(
         default=5,
         description="Fail after this many crash, oom, hang or numeric endings with no new checkpoint between "
         "them.",
