@@ -46,12 +46,19 @@ class AgentPool:
         self._jobs: dict[str, dict[str, _Link]] = {}
         self._session: aiohttp.ClientSession | None = None
         self._on_change: Callable[[str], None] = lambda _key: None
+        self._on_progress: Callable[[str], None] = lambda _key: None
         self._ticked_at, self._awake_since = time.monotonic(), clock.now()
         self._ticker: asyncio.Task[None] | None = None
 
-    def subscribe(self, on_change: Callable[[str], None]) -> None:
-        """Call ``on_change(job_key)`` when an agent says something new or its stream breaks or is back."""
+    def subscribe(
+        self, on_change: Callable[[str], None], on_progress: Callable[[str], None] | None = None
+    ) -> None:
+        """Call ``on_change(job_key)`` when an agent says something new or its stream breaks or is back.
+
+        Progress reports, most of all events by far, are told to ``on_progress`` instead, if that is given.
+        """
         self._on_change = on_change
+        self._on_progress = on_progress or on_change
 
     async def sync(self, job_key: str, endpoints: Iterable[Endpoint], cursors: dict[str, int]) -> None:
         """Make the streams those of ``endpoints``: open new ones, end those of workers that are gone.
@@ -70,6 +77,10 @@ class AgentPool:
         for worker, endpoint in wanted.items():
             if worker not in links:
                 links[worker] = self._open(job_key, endpoint, cursors)
+
+    def connected(self) -> int:
+        """Number of agents, of all jobs, whose stream is open now."""
+        return sum(link.connected for links in self._jobs.values() for link in links.values())
 
     def agents(self, job_key: str) -> dict[str, Agent]:
         """What is known of each agent."""
@@ -129,7 +140,13 @@ class AgentPool:
             self._session = new_session()
             self._ticker = asyncio.create_task(self._tick(), name="clock of the agent pool")
         client = AgentClient(self._session, endpoint)
-        link = _Link(client, self._clock, dict(cursors), lambda: self._on_change(job_key))
+        link = _Link(
+            client,
+            self._clock,
+            dict(cursors),
+            lambda: self._on_change(job_key),
+            lambda: self._on_progress(job_key),
+        )
         link.start()
         return link
 
@@ -163,6 +180,7 @@ class _Link:
     clock: Clock
     cursors: dict[str, int]
     changed: Callable[[], None]
+    progressed: Callable[[], None]
     events: list[TimedEvent] = field(default_factory=list)
     state: AgentState | None = None
     connected: bool = False
@@ -246,7 +264,10 @@ class _Link:
             self._received = event.seq
             self._keep(event, now)
             self._fold(event)
-            self.changed()
+            if event.kind == events.PROGRESS:
+                self.progressed()
+            else:
+                self.changed()
         self._set_connected(True)
 
     def _hear_snapshot(self, state: AgentState, now: float) -> None:

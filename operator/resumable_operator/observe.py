@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from resumable_operator.agent_client import Endpoint
 from resumable_operator.cluster.port import Cluster
-from resumable_operator.decide.observation import Agent, Job, Observation, TimedEvent, Worker
+from resumable_operator.decide.observation import (
+    Agent,
+    Job,
+    Observation,
+    Problem,
+    Refusal,
+    TimedEvent,
+    Worker,
+    WorkerPhase,
+)
+from resumable_operator.decide.validity import check_due
+from resumable_operator.errors import ClusterRefused, RetryableError
+
+logger = logging.getLogger(__name__)
+
+CHECK_RETRY_SECONDS = 2.0
 
 
 class Agents(Protocol):
@@ -21,26 +38,100 @@ class Agents(Protocol):
     def events(self, job_key: str, cursors: dict[str, int]) -> tuple[TimedEvent, ...]: ...
 
 
-async def observe(cluster: Cluster, agents: Agents, job_key: str) -> Observation | None:
-    """One job and all that bears on it; None when the job is gone.
+class SpecChecks:
+    """Asks the cluster about a job's spec when that is due, and not in every pass while it can't answer."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._failed_at: dict[str, float] = {}
+
+    async def problems(self, job: Job, now: float) -> tuple[Problem, ...] | None:
+        """What the cluster says now; None when it was not asked or could not say.
+
+        Raises:
+            FatalError
+        """
+        failed_at = self._failed_at.get(job.key)
+        if not check_due(job, now) or (failed_at is not None and now < failed_at + CHECK_RETRY_SECONDS):
+            return None
+        try:
+            problems = await self._cluster.check(job)
+        except (RetryableError, ClusterRefused) as error:
+            logger.warning("%s: its spec could not be checked: %s", job.key, error)
+            self._failed_at[job.key] = now
+            return None
+        self._failed_at.pop(job.key, None)
+        return problems
+
+    def forget(self, job_key: str) -> None:
+        self._failed_at.pop(job_key, None)
+
+
+class LastSights:
+    """How workers looked when they vanished. Some causes show only in a pod's last watch event.
+
+    Kept while the worker is a member of a living attempt, in memory only: without it the worker has vanished
+    without a trace, which is true as well.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, dict[str, Worker]] = {}
+
+    def note(self, job_key: str, worker: Worker, gone: bool) -> None:
+        """A change of a worker. One that has vanished has ended, whatever it was last seen doing."""
+        if gone:
+            phase: WorkerPhase = "succeeded" if worker.phase == "succeeded" else "failed"
+            self._seen.setdefault(job_key, {})[worker.name] = replace(worker, phase=phase)
+
+    def missing(self, job: Job, workers: Iterable[Worker]) -> list[Worker]:
+        """Members of the living attempt that are not among ``workers``, as last seen."""
+        seen = self._seen.get(job.key)
+        if not seen:
+            return []
+        there = {worker.name for worker in workers}
+        attempt = job.status.attempt
+        members = {member.worker for member in attempt.members} if attempt.state != "ended" else set()
+        kept = {name: worker for name, worker in seen.items() if name in members and name not in there}
+        if kept:
+            self._seen[job.key] = kept
+        else:
+            del self._seen[job.key]
+        return list(kept.values())
+
+    def forget(self, job_key: str) -> None:
+        self._seen.pop(job_key, None)
+
+
+async def observe(
+    cluster: Cluster,
+    agents: Agents,
+    job: Job,
+    problems: tuple[Problem, ...] | None = None,
+    refusal: Refusal | None = None,
+    last_sights: LastSights | None = None,
+) -> Observation:
+    """Gather all that bears on ``job``.
+
+    Args:
+        problems, refusal: what the cluster said about it; see ``Observation``.
 
     Raises:
         RetryableError: the cluster could not be asked.
     """
-    job = await cluster.job(job_key)
-    if job is None:
-        return None
     workers, nodes, capacity = await asyncio.gather(
         cluster.workers(job), cluster.nodes(job), cluster.capacity(job)
     )
-    await agents.sync(job_key, _endpoints(cluster, job, workers), job.status.cursors)
+    await agents.sync(job.key, _endpoints(cluster, job, workers), job.status.cursors)
+    vanished = last_sights.missing(job, workers) if last_sights is not None else []
     return Observation(
         job=job,
-        workers=tuple(sorted(workers, key=lambda worker: (worker.place, worker.incarnation))),
+        workers=tuple(sorted([*workers, *vanished], key=lambda worker: (worker.place, worker.incarnation))),
         nodes=nodes,
-        agents=agents.agents(job_key),
-        events=agents.events(job_key, job.status.cursors),
+        agents=agents.agents(job.key),
+        events=agents.events(job.key, job.status.cursors),
         capacity=capacity,
+        problems=problems,
+        refusal=refusal,
     )
 
 

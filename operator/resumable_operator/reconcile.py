@@ -18,22 +18,24 @@ from resumable_operator.cluster.port import Cluster
 from resumable_operator.decide.actions import (
     Action,
     CreateWorker,
+    DeleteJob,
     DeleteWorker,
     EmitEvent,
     Plan,
     SendAssignment,
     SendRequest,
 )
-from resumable_operator.decide.observation import Job, Observation, TimedEvent
+from resumable_operator.decide.observation import Job, Observation, Refusal, TimedEvent
 from resumable_operator.decide.plan import decide
-from resumable_operator.errors import ConflictError, FatalError, ResumableError
-from resumable_operator.observe import observe
+from resumable_operator.errors import ClusterRefused, ConflictError, FatalError, ResumableError, SpecError
+from resumable_operator.observe import LastSights, SpecChecks, observe
 from resumable_operator.queue import WorkQueue
 from resumable_training.contract.assignment import Assignment
 
 logger = logging.getLogger(__name__)
 
 SHORTEST_WAIT_SECONDS = 0.01  # a wake-up in the past must not become a busy loop
+PROGRESS_SHARE = 1 / 6  # of the time until status is written anyway
 
 Decide = Callable[[Observation, float], Plan]
 
@@ -59,6 +61,15 @@ class Settings:
     moment: Callable[[str], Awaitable[None]] = _nothing  # awaited between any two effects of a pass
 
 
+@dataclass
+class _Done:
+    """What came of a pass's actions."""
+
+    failures: int = 0
+    created: int = 0
+    refusal: Refusal | None = None
+
+
 class Reconciler:
     """Runs ``observe -> decide -> act`` for every job that something happened to.
 
@@ -82,7 +93,10 @@ class Reconciler:
         self._decide = decide
         self._written_at: dict[str, float] = {}
         self._environments: dict[tuple[str, int], dict[str, str]] = {}
-        agents.subscribe(self.queue.add)
+        self._refusals: dict[str, Refusal] = {}
+        self._checks = SpecChecks(cluster)
+        self._last_sights = LastSights()
+        agents.subscribe(self.queue.add, self._progressed)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -98,18 +112,36 @@ class Reconciler:
             self.queue.close()
 
     async def step(self, key: str) -> Plan | None:
-        """One pass over one job; None when the job is gone. What it leaves undone, the next pass does."""
-        observation = await observe(self._cluster, self._agents, key)
+        """One pass over one job; None: nothing to decide. What it leaves undone, the next pass does."""
+        observation = await self._observe(key)
         if observation is None:
-            await self._forget(key)
             return None
         now = self._clock.now()
         plan = self._decide(observation, now)
         self._settings.on_pass(observation, plan)
         job, unwritten = await self._write(observation.job, plan, now)
-        failures = await self._act(job, plan.actions)
-        self._schedule(key, plan, now, unwritten, failures)
+        done = await self._act(job, plan.actions)
+        self._schedule(key, plan, now, unwritten, done)
         return plan
+
+    async def _observe(self, key: str) -> Observation | None:
+        """None when there is nothing to decide: the job is gone, or it can't be read, which is said on it."""
+        try:
+            job = await self._cluster.job(key)
+        except SpecError as error:
+            logger.warning("%s: %s", key, error)
+            await self._cluster.report_invalid(key, error)
+            return None
+        if job is None:
+            await self._forget(key)
+            return None
+        problems = await self._checks.problems(job, self._clock.now())
+        refusal = self._refusals.get(key)
+        return await observe(self._cluster, self._agents, job, problems, refusal, self._last_sights)
+
+    def _progressed(self, key: str) -> None:
+        """Progress is for status, and waits with it: of many reports in the meantime the newest counts."""
+        self.queue.add_after(key, self._settings.status_seconds * PROGRESS_SHARE)
 
     # ---- where work comes from -----------------------------------------------------------------------
 
@@ -117,6 +149,8 @@ class Reconciler:
         while True:
             try:
                 async for change in self._cluster.watch():
+                    if change.worker is not None:
+                        self._last_sights.note(change.job_key, change.worker, change.gone)
                     self.queue.add(change.job_key)
                 logger.info("the watch ended; watching again")
             except ResumableError as error:
@@ -177,35 +211,61 @@ class Reconciler:
         await self._settings.moment("written")
         return stored, False
 
-    async def _act(self, job: Job, actions: Iterable[Action]) -> int:
-        """Do all actions, those about one worker in their order; returns how many failed."""
+    async def _act(self, job: Job, actions: Iterable[Action]) -> _Done:
+        """Do all actions, those about one worker in their order."""
+        done = _Done()
         gate = asyncio.Semaphore(self._settings.actions_at_once)
         rows: dict[str, list[Action]] = {}
         for action in actions:
             rows.setdefault(_about(action), []).append(action)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._act_in_order(job, row, gate)) for row in rows.values()]
-        return sum(task.result() for task in tasks)
+            for row in rows.values():
+                group.create_task(self._act_in_order(job, row, gate, done))
+        if done.refusal is not None:
+            self._refusals[job.key] = done.refusal
+        elif done.created:
+            self._refusals.pop(job.key, None)
+        return done
 
-    async def _act_in_order(self, job: Job, actions: list[Action], gate: asyncio.Semaphore) -> int:
+    async def _act_in_order(
+        self, job: Job, actions: list[Action], gate: asyncio.Semaphore, done: _Done
+    ) -> None:
         for number, action in enumerate(actions):
             async with gate:
                 await self._settings.moment(type(action).__name__)
                 try:
-                    await self._do(job, action)
+                    if isinstance(action, CreateWorker):
+                        await self._create(job, action, done)
+                    else:
+                        await self._do(job, action)
                 except ResumableError as error:
                     _raise_if_fatal(error)
                     logger.warning("%s: %s failed: %s", job.key, type(action).__name__, error)
-                    return len(actions) - number
-        return 0
+                    done.failures += len(actions) - number
+                    return
 
-    async def _do(self, job: Job, action: Action) -> None:
+    async def _create(self, job: Job, action: CreateWorker, done: _Done) -> None:
+        """A refusal is not a failure: the next pass sees it, says it and tries again when it is time."""
+        if done.refusal is not None:
+            return  # this one would be refused as well
+        try:
+            await self._cluster.create_worker(
+                job, action.name, action.place, action.incarnation, action.avoid
+            )
+            done.created += 1
+        except ClusterRefused as error:
+            done.refusal = Refusal(error.reason, str(error), self._clock.now())
+
+    async def _do(
+        self, job: Job, action: DeleteWorker | DeleteJob | SendAssignment | SendRequest | EmitEvent
+    ) -> None:
         match action:
-            case CreateWorker():
-                await self._cluster.create_worker(job, action.name, action.place, action.incarnation)
             case DeleteWorker():
                 logger.info("%s: deleting %s: %s", job.key, action.name, action.reason)
                 await self._cluster.delete_worker(job, action.name, action.grace_seconds)
+            case DeleteJob():
+                logger.info("%s: deleting the job: %s", job.key, action.reason)
+                await self._cluster.delete_job(job)
             case SendAssignment():
                 await self._agents.assign(job.key, self._with_environment(job, action))
             case SendRequest():
@@ -223,12 +283,14 @@ class Reconciler:
             self._environments[attempt] = self._settings.assignment_env(job)
         return replace(action.assignment, env={**action.assignment.env, **self._environments[attempt]})
 
-    def _schedule(self, key: str, plan: Plan, now: float, unwritten: bool, failures: int) -> None:
+    def _schedule(self, key: str, plan: Plan, now: float, unwritten: bool, done: _Done) -> None:
         if plan.wake_at is not None:
             self.queue.add_after(key, max(SHORTEST_WAIT_SECONDS, plan.wake_at - now))
         if unwritten:
             self.queue.add_after(key, max(SHORTEST_WAIT_SECONDS, self._write_due(key) - now))
-        if failures:
+        if done.refusal is not None:
+            self.queue.add(key)
+        if done.failures:
             self.queue.add_failed(key)
         else:
             self.queue.succeeded(key)
@@ -240,6 +302,9 @@ class Reconciler:
         await self._agents.forget(key)
         self.queue.forget(key)
         self._written_at.pop(key, None)
+        self._refusals.pop(key, None)
+        self._checks.forget(key)
+        self._last_sights.forget(key)
         self._drop_environments(key)
 
     def _drop_environments(self, key: str) -> None:
@@ -255,7 +320,7 @@ def _about(action: Action) -> str:
             return action.assignment.worker
         case SendRequest():
             return action.worker
-        case EmitEvent():
+        case EmitEvent() | DeleteJob():
             return ""
 
 

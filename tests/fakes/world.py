@@ -14,14 +14,18 @@ from resumable_operator.decide import actions as act
 from resumable_operator.decide.observation import (
     Agent,
     Disruption,
+    Distrust,
     Job,
     Node,
     Observation,
+    Problem,
+    Refusal,
     TimedEvent,
     Worker,
     WorkerPhase,
 )
 from resumable_operator.decide.plan import decide
+from resumable_operator.decide.validity import check_due
 from resumable_operator.model import JobStatus, parse_spec
 from resumable_training.contract import events, exitcodes
 from resumable_training.contract.assignment import (
@@ -38,6 +42,7 @@ START_SECONDS = 0.3  # creation of a worker until its agent speaks
 STEP_SECONDS = 0.1
 SAMPLES_PER_STEP = 8
 HANG_SECONDS = 2.0
+UNPLACED = ("Unschedulable", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
 HEARTBEAT_LOST_SECONDS = 3.0
 
 
@@ -53,6 +58,7 @@ class FakeAgent:
     phase: WorkerPhase = "pending"
     deleting: bool = False
     deleting_since: float | None = None
+    placed: bool = False
     stuck: bool = False  # its node does not carry a deletion out
     exit_code: int | None = None
     disruption: Disruption | None = None
@@ -108,6 +114,7 @@ class World:
         self.high_water = 0
         self.nodes: dict[str, Node] = {}  # by name; worker of place 2 is on node-2
         self.reasons: dict[str, str] = {}  # worker -> reason of its container or pod
+        self.pending_reasons: dict[str, tuple[str, str]] = {}  # worker that can't start -> why, in what words
         self.unfit: set[str] = set()  # workers with a rank that can't be reaped
         self.refused: list[Assignment] = []
         self.emitted: list[act.EmitEvent] = []
@@ -115,6 +122,14 @@ class World:
         self.crash_code: int | None = None  # every rank 0 ends with it right after its start
         self.final_step = 0
         self.library = True  # False: the script knows torchrun's environment only
+        self.problems: tuple[Problem, ...] | None = ()  # what the cluster would find in the spec
+        self.quota: int | None = None  # workers that the cluster allows; more are refused
+        self.refusal: Refusal | None = None
+        self.room: int | None = (
+            None  # workers that find a node; others stay pending. Unlike ``capacity`` untold
+        )
+        self.distrust: dict[str, Distrust] = {}  # by worker: answers, and is not believed
+        self.job_deleted = False
         self._boots = 0
         self._written_at = 0.0
 
@@ -137,6 +152,8 @@ class World:
             events=tuple(sorted(_coalesced(seen), key=lambda timed: timed.at)),
             nodes=dict(self.nodes),
             capacity=self.capacity,
+            problems=self.problems if check_due(self.job, self.now) else None,
+            refusal=self.refusal,
         )
 
     def step(self, duplicates: bool = False, crash_after: int | None = None) -> act.Plan:
@@ -186,19 +203,22 @@ class World:
         self.job = replace(self.job, spec=parse_spec(plain), generation=self.job.generation + 1)
 
     def _worker(self, agent: FakeAgent) -> Worker:
+        stuck = self.pending_reasons.get(agent.name, ("", ""))
+        unplaced = ("", "") if agent.placed or self.room is None else UNPLACED
         return Worker(
             name=agent.name,
             place=agent.place,
             incarnation=agent.incarnation,
             phase=agent.phase,
-            node=f"node-{agent.place}" if agent.phase != "pending" else "",
+            node=f"node-{agent.place}" if agent.phase != "pending" or stuck[0] else "",
             address=f"127.0.1.{agent.place}",
             agent_port=9000 + agent.incarnation,
             created_at=agent.born,
             deleting=agent.deleting,
             deleting_since=agent.deleting_since,
             exit_code=agent.exit_code,
-            reason=self.reasons.get(agent.name, ""),
+            reason=self.reasons.get(agent.name) or stuck[0] or unplaced[0],
+            message=stuck[1] or unplaced[1],
             disruption=agent.disruption,
         )
 
@@ -206,6 +226,9 @@ class World:
         heard = agent.last_heard
         connected = heard is not None and agent.alive and not agent.cut
         state = None if heard is None else (agent.shown_state or self._state(agent))
+        distrust = self.distrust.get(agent.name)
+        if distrust is not None:
+            return Agent(agent.name, False, None, None, distrust=distrust)
         return Agent(agent.name, connected, state, heard)
 
     def _state(self, agent: FakeAgent) -> AgentState:
@@ -247,6 +270,8 @@ class World:
                 self._assign(action.assignment)
             case act.SendRequest():
                 self._request(action.worker, action.request)
+            case act.DeleteJob():
+                self.job_deleted = True
             case act.EmitEvent():
                 self.emitted.append(action)
 
@@ -255,6 +280,10 @@ class World:
             return
         reserved = self.job.status.incarnations.get(str(action.place), 0)
         assert action.incarnation <= reserved, "a name must be reserved before it is used"
+        if self.quota is not None and len(self.agents) >= self.quota:
+            self.refusal = Refusal("QuotaExceeded", f"exceeded quota: pods={self.quota}", self.now)
+            return
+        self.refusal = None
         self._boots += 1
         self.agents[action.name] = FakeAgent(
             action.name, action.place, action.incarnation, self.now, f"boot-{self._boots}"
@@ -276,7 +305,9 @@ class World:
 
     def _reachable(self, name: str) -> FakeAgent | None:
         agent = self.agents.get(name)
-        return agent if agent is not None and agent.alive and not agent.cut else None
+        if agent is None or not agent.alive or agent.cut or name in self.distrust:
+            return None
+        return agent
 
     def _assign(self, assignment: Assignment) -> None:
         status = self.job.status.attempt
@@ -375,7 +406,10 @@ class World:
             self._train(number)
 
     def _age(self, agent: FakeAgent) -> None:
-        if agent.phase == "pending" and self.now - agent.born >= START_SECONDS:
+        if agent.phase == "pending" and not agent.placed and self._has_room():
+            agent.placed, agent.born = True, self.now
+        startable = agent.phase == "pending" and agent.placed and not self._cannot_start(agent)
+        if startable and self.now - agent.born >= START_SECONDS:
             agent.phase = "running"
         if agent.die_at is not None and self.now >= agent.die_at and agent.alive:
             self._break_group(agent)
@@ -386,6 +420,13 @@ class World:
             agent.last_heard = self.now
         if agent.deleting and not agent.alive:
             self.agents.pop(agent.name)
+
+    def _has_room(self) -> bool:
+        taken = sum(agent.placed and agent.phase in ("pending", "running") for agent in self.agents.values())
+        return self.room is None or taken < self.room
+
+    def _cannot_start(self, agent: FakeAgent) -> bool:
+        return self.pending_reasons.get(agent.name, ("", ""))[0] != ""
 
     def _train(self, number: int) -> None:
         """One step of the attempt, if all its ranks are there."""

@@ -5,14 +5,19 @@ from __future__ import annotations
 from typing import Literal
 
 from resumable_operator.decide.draft import Draft
-from resumable_operator.model import Condition
+from resumable_operator.model import Condition, JobStatus
+
+
+def condition(status: JobStatus, type_: str) -> Condition | None:
+    """The condition of that type."""
+    return next((item for item in status.conditions if item.type == type_), None)
 
 
 def set_condition(
     draft: Draft, type_: str, value: Literal["True", "False"], reason: str, message: str = ""
 ) -> None:
     """Set one condition; a change of its value is written at once."""
-    old = next((item for item in draft.status.conditions if item.type == type_), None)
+    old = condition(draft.status, type_)
     moved = old is None or old.status != value
     new = Condition(
         type=type_,
@@ -32,6 +37,5 @@ def set_condition(
 
 def set_if_known(draft: Draft, type_: str, holds: bool, reason: str, message: str = "") -> None:
     """Set a condition that only shows up once it has been true."""
-    known = any(item.type == type_ for item in draft.status.conditions)
-    if holds or known:
+    if holds or condition(draft.status, type_) is not None:
         set_condition(draft, type_, "True" if holds else "False", reason if holds else "Resolved", message)

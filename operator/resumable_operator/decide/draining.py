@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from resumable_operator.decide.actions import DeleteWorker
+from resumable_operator.decide.distrust import distrust_of
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.ending import begin_ending, finalize
 from resumable_operator.decide.evidence import notices
@@ -45,11 +47,20 @@ def step(draft: Draft) -> None:
         begin_ending(draft)
         return
     for member in draft.attempt.members:
-        state = heard_state(draft, member.worker)
-        if state is not None and (state.attempt, state.state) == (draft.attempt.number, "running"):
-            send_drain(draft, member.worker, max(0.0, deadline - draft.now))
+        _ask(draft, member.worker, max(0.0, deadline - draft.now))
     draft.wake(deadline + SLACK_SECONDS)
     draft.note(f"attempt {draft.attempt.number} is draining: {draft.attempt.drain_reason}")
+
+
+def _ask(draft: Draft, name: str, seconds: float) -> None:
+    """A request, or for an agent that takes none from us the signal that the end of its pod brings."""
+    state = heard_state(draft, name)
+    if state is not None and (state.attempt, state.state) == (draft.attempt.number, "running"):
+        send_drain(draft, name, seconds)
+    elif distrust_of(draft, name) is not None:
+        worker = draft.observation.worker(name)
+        if worker is not None and not worker.deleting:
+            draft.act(DeleteWorker(name, seconds, "it is to drain and takes no requests"))
 
 
 def _is_done(draft: Draft, worker: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from resumable_operator.decide import ledger
+from resumable_operator.decide.avoid import note_ending
 from resumable_operator.decide.backoff import delay_seconds
 from resumable_operator.decide.budget import charge, exhausted
 from resumable_operator.decide.draft import Draft
@@ -12,7 +13,7 @@ from resumable_operator.decide.interruptions import append
 from resumable_operator.decide.requests import send_stop
 from resumable_operator.decide.success import excused, has_succeeded
 from resumable_operator.decide.terminal import fail, succeed
-from resumable_operator.decide.views import ended, heard_state
+from resumable_operator.decide.views import ended, heard_state, member_of
 from resumable_operator.model import Interruption
 from resumable_operator.words import counted
 from resumable_training.contract import events, exitcodes
@@ -132,10 +133,20 @@ def _record(draft: Draft, verdict: Verdict) -> None:
         draft.status.budgets, draft.spec.recovery.budgets, verdict.paying, verdict.cause, draft.now
     )
     draft.set(budgets=spent)
-    kind, reason = ("Normal", "AttemptEnded") if verdict.planned else ("Warning", "Interrupted")
     text = f"attempt {attempt.number} ended: {verdict.cause}: {verdict.message}"
-    draft.tell(kind, reason, text)  # type: ignore[arg-type] # mypy widens the literals of a tuple
+    if verdict.planned:
+        draft.tell("Normal", "AttemptEnded", text)
+    else:
+        draft.tell("Warning", "Interrupted", text)
     draft.note(text)
+    if witness is not None and not verdict.planned:
+        note_ending(draft, verdict.cause, _node_of(draft, witness.worker))
+
+
+def _node_of(draft: Draft, name: str) -> str:
+    """Where a member was, also when it is gone."""
+    worker, member = draft.observation.worker(name), member_of(draft, name)
+    return (worker.node if worker else "") or (member.node if member else "")
 
 
 def _replace_lost(draft: Draft) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from resumable_operator.decide.distrust import distrust_of
 from resumable_operator.decide.draft import Draft
-from resumable_operator.decide.fold import note_outcome, witnessed
+from resumable_operator.decide.fold import note_outcomes, witnessed
 from resumable_operator.decide.observation import Worker
 from resumable_operator.decide.views import (
     SILENT_AFTER_SECONDS,
@@ -75,10 +76,12 @@ def notices(draft: Draft) -> list[Notice]:
 
 def _note_outcomes(draft: Draft) -> None:
     attempt = draft.attempt
+    found: dict[str, str] = {}
     for member in attempt.members:
         state = known_state(draft, member.worker)
         if state is not None and (state.attempt, state.state) == (attempt.number, "ended") and state.outcome:
-            note_outcome(draft, member.worker, state.outcome)
+            found[member.worker] = state.outcome
+    note_outcomes(draft, found)
 
 
 def _note_unheard(draft: Draft) -> None:
@@ -216,7 +219,8 @@ def _silent_for(draft: Draft, name: str) -> float:
 
 
 def _is_silent(draft: Draft, name: str) -> bool:
-    return _silent_for(draft, name) >= SILENT_AFTER_SECONDS
+    """One that answers without being believed is not silent: its ranks may be fine."""
+    return distrust_of(draft, name) is None and _silent_for(draft, name) >= SILENT_AFTER_SECONDS
 
 
 def _silence(draft: Draft, members: list[MemberStatus]) -> list[Evidence]:
@@ -260,8 +264,11 @@ def _silent_member(draft: Draft, member: MemberStatus) -> Evidence | None:
 
 def _watcher(draft: Draft, name: str) -> str:
     """The ring neighbour that watches ``name``: the member before it, cyclically."""
-    workers = [member.worker for member in draft.attempt.members]
-    return workers[workers.index(name) - 1]
+    known = draft.memo("watchers", draft.attempt.members)
+    if not known:
+        workers = [member.worker for member in draft.attempt.members]
+        known.update({worker: workers[index - 1] for index, worker in enumerate(workers)})
+    return str(known[name])
 
 
 def _gets_on(draft: Draft) -> bool:

@@ -5,9 +5,10 @@ Each event is folded once: the cursor (newest event number, by boot of an agent)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from resumable_operator.decide import ledger
 from resumable_operator.decide.budget import give_back
@@ -20,14 +21,14 @@ from resumable_training.contract import events
 from resumable_training.contract.codec import ContractError, from_plain
 from resumable_training.contract.events import Event, ProgressReport, RankExit
 
-T = TypeVar("T")
-
+_LARGEST = 2**53  # of whole numbers that every JSON reader keeps exactly
+_FALLBACKS: Any = tuple[dict[str, Any], ...]
 _BEFORE_RESTORED = ("setup", "rendezvous", "restoring")
 
 
 def fold_events(draft: Draft) -> None:
     """Fold all events above the cursors, in order of time, and move the cursors."""
-    cursors = dict(draft.status.cursors)
+    cursors = _over_gaps(draft, dict(draft.status.cursors))
     for timed in in_order(draft.observation.events):
         event = timed.event
         if event.seq <= cursors.get(event.boot_id, 0):
@@ -35,8 +36,32 @@ def fold_events(draft: Draft) -> None:
         cursors[event.boot_id] = event.seq
         fold = _FOLDS.get(event.kind)
         if fold is not None and _concerns(draft, event):
-            fold(draft, timed)
+            _fold_one(draft, timed, fold)
     draft.set(cursors=_without_dead_boots(draft, cursors))
+
+
+def _fold_one(draft: Draft, timed: TimedEvent, fold: Callable[[Draft, TimedEvent], None]) -> None:
+    """A malformed event must not stop the job: it is passed over and said."""
+    try:
+        fold(draft, timed)
+    except ContractError as error:
+        draft.note(f"an event of {timed.worker} was not understood: {error}")
+
+
+def _over_gaps(draft: Draft, cursors: dict[str, int]) -> dict[str, int]:
+    """Step over events that an agent dropped before anybody read them, and say so.
+
+    What they told is lost: time becomes ``unaccounted``, a checkpoint is learned of by the next one. How an
+    attempt ended is in the agent's state, too.
+    """
+    for name, agent in draft.observation.agents.items():
+        if agent.state is None or agent.state.first_seq - 1 <= cursors.get(agent.state.boot_id, 0):
+            continue
+        first, last = cursors.get(agent.state.boot_id, 0) + 1, agent.state.first_seq - 1
+        cursors[agent.state.boot_id] = last
+        text = f"{name} dropped its events {first} to {last} before they could be read"
+        draft.tell("Warning", "EventsLost", text)
+    return cursors
 
 
 def _concerns(draft: Draft, event: Event) -> bool:
@@ -71,23 +96,32 @@ def _without_dead_boots(draft: Draft, cursors: dict[str, int]) -> dict[str, int]
     return {boot: seq for boot, seq in cursors.items() if boot in speaking}
 
 
-def _parse(draft: Draft, kind: type[T], data: dict[str, Any]) -> T | None:
-    """A malformed event must not stop the job: it is passed over and said."""
-    try:
-        return from_plain(kind, data)
-    except ContractError as error:
-        draft.note(f"an agent's event was not understood: {error}")
-        return None
+def _count(data: dict[str, Any], name: str) -> int:
+    """A number of things.
+
+    Raises:
+        ContractError: it is none, or one that JSON and the API server could not keep.
+    """
+    value = from_plain(float, data.get(name, 0), name)
+    _plausible(value, name)
+    return int(value)
+
+
+def _plausible(value: float, name: str) -> None:
+    if not 0 <= value <= _LARGEST:
+        raise ContractError(f"{name} must lie between 0 and {_LARGEST}, not {value}")
 
 
 # ---- progress ----------------------------------------------------------------------------------------
 
 
 def _progress(draft: Draft, timed: TimedEvent) -> None:
-    report = _parse(draft, ProgressReport, timed.event.data)
-    if report is None:
-        return
-    settled_at = timed.at - (timed.event.at_ms - report.settled_ms) / 1000
+    report = from_plain(ProgressReport, timed.event.data)
+    for name in ("rank", "step", "samples", "rework_steps"):
+        _plausible(getattr(report, name), name)
+    for name, value in report.phase_ms.items():
+        _plausible(value, name)
+    settled_at = min(timed.at, timed.at - (timed.event.at_ms - report.settled_ms) / 1000)
     draft.set_attempt(last_progress_at=max(settled_at, draft.attempt.last_progress_at or settled_at))
     if report.phase not in _BEFORE_RESTORED:
         draft.set(
@@ -110,10 +144,10 @@ def _progress_of_rank_zero(draft: Draft, report: ProgressReport, settled_at: flo
         if not draft.attempt.restored:  # a script that has no checkpoints never says where it starts
             _begins_at(draft, report.step, report.samples)
         draft.set(step=report.step, samples=report.samples)
-    if report.step_seconds > 0:
+    if 0 < report.step_seconds < math.inf:
         draft.set(step_seconds=report.step_seconds)
     if report.loss is not None:
-        draft.set(loss=report.loss)
+        draft.set(loss=report.loss if math.isfinite(report.loss) else None)  # JSON has neither NaN nor inf
     if _did_a_step(draft, report):
         recovered(draft, settled_at)
 
@@ -141,13 +175,12 @@ def _begins_at(draft: Draft, step: int, samples: int) -> None:
 
 def _restored(draft: Draft, timed: TimedEvent) -> None:
     data = timed.event.data
-    step, samples = int(data.get("step", 0)), int(data.get("samples", 0))
-    _begins_at(draft, step, samples)
+    _begins_at(draft, _count(data, "step"), _count(data, "samples"))
     wanted = draft.spec.checkpoint.resume_from
     if wanted is not None and wanted != draft.status.resumed_from:
         draft.set(resumed_from=wanted)
         draft.reserve()
-    for passed_over in data.get("fallback") or ():
+    for passed_over in from_plain(_FALLBACKS, data.get("fallback") or [], "fallback"):
         why = f"{passed_over.get('checkpoint')} was not resumed: {passed_over.get('why')}"
         draft.tell("Warning", "CheckpointRefused", why)
 
@@ -156,12 +189,12 @@ def _checkpoint(draft: Draft, timed: TimedEvent) -> None:
     data = timed.event.data
     made = CheckpointStatus(
         name=str(data.get("checkpoint", "")),
-        step=int(data.get("step", 0)),
-        samples=int(data.get("samples", 0)),
+        step=_count(data, "step"),
+        samples=_count(data, "samples"),
         at=timed.at,
-        bytes=int(data.get("bytes", 0)),
-        blocking_ms=int(data.get("blocking_ms", 0)),
-        durable_ms=int(data.get("durable_ms", 0)),
+        bytes=_count(data, "bytes"),
+        blocking_ms=_count(data, "blocking_ms"),
+        durable_ms=_count(data, "durable_ms"),
     )
     before = draft.status.checkpoint
     if before is None or made.samples > before.samples:
@@ -184,9 +217,7 @@ def _warning(draft: Draft, timed: TimedEvent) -> None:
 
 
 def _rank_exited(draft: Draft, timed: TimedEvent) -> None:
-    exit_ = _parse(draft, RankExit, timed.event.data)
-    if exit_ is None:
-        return
+    exit_ = from_plain(RankExit, timed.event.data)
     if exit_.rank == 0 and exit_.code == 0:
         draft.set_attempt(rank0_returned_at=timed.at)
     elif exit_.own and exit_.code == 0 and draft.attempt.left is None:
@@ -200,7 +231,7 @@ def _rank_exited(draft: Draft, timed: TimedEvent) -> None:
 
 def _hang(draft: Draft, timed: TimedEvent) -> None:
     data = timed.event.data
-    rank, silent = data.get("rank"), int(data.get("silent_ms", 0)) / 1000
+    rank, silent = _count(data, "rank"), _count(data, "silent_ms") / 1000
     how = "is stopped (state T)" if data.get("stopped") else f"made no progress for {silent:.1f} s"
     message = f"rank {rank} on {timed.worker} {how} in phase {data.get('phase')}"
     witnessed(draft, Evidence(at=timed.at, cause="hang", worker=timed.worker, rank=rank, message=message))
@@ -213,15 +244,17 @@ def _drain_requested(draft: Draft, timed: TimedEvent) -> None:
 
 
 def _attempt_ended(draft: Draft, timed: TimedEvent) -> None:
-    note_outcome(draft, timed.worker, str(timed.event.data.get("outcome")))
+    outcome = timed.event.data.get("outcome")
+    if outcome not in events.OUTCOMES:
+        raise ContractError(f"outcome must be one of {events.OUTCOMES}, not {str(outcome)[:80]}")
+    note_outcomes(draft, {timed.worker: str(outcome)})
 
 
-def note_outcome(draft: Draft, worker: str, outcome: str) -> None:
-    """The attempt has ended on this worker; the first word counts."""
-    if worker in draft.attempt.outcomes:
-        return
-    outcomes = {**draft.attempt.outcomes, worker: outcome}
-    draft.set_attempt(outcomes=outcomes)
+def note_outcomes(draft: Draft, found: dict[str, str]) -> None:
+    """The attempt has ended on these workers (name -> how); the first word counts."""
+    known = draft.attempt.outcomes
+    if not found.keys() <= known.keys():
+        draft.set_attempt(outcomes={**found, **known})
 
 
 def witnessed(draft: Draft, witness: Evidence) -> None:

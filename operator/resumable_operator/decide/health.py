@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal
 
+from resumable_operator.decide.distrust import given_up
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.observation import Worker
+from resumable_operator.decide.refusals import refused
 from resumable_operator.decide.size import Supply
+from resumable_operator.decide.validity import blocked
 from resumable_operator.decide.views import SILENT_AFTER_SECONDS, ended, heard, is_member, node_gone, node_of
 
-Health = Literal["ready", "starting", "queued", "doomed", "dead"]
+Health = Literal["ready", "starting", "stuck", "queued", "doomed", "dead"]
+
+_CANNOT_START = (  # the kubelet tries again, and may do so for ever
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "ImageInspectError",
+    "RegistryUnavailable",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+)
 
 
 def health(draft: Draft, worker: Worker) -> Health:
-    """``doomed``: exists, but is not to be used for another attempt; ``dead``: has ended."""
+    """``doomed``: exists, but is not to be used for another attempt; ``dead``: has ended; ``stuck``: has a
+    node and can't start there."""
     known: dict[str, Health] = draft.memo(
         "health", draft.status.incarnations, draft.attempt.members, draft.alive
     )
@@ -27,6 +44,8 @@ def _health(draft: Draft, worker: Worker) -> Health:
         return "dead"
     if _is_doomed(draft, worker):
         return "doomed"
+    if worker.phase == "pending" and worker.reason in _CANNOT_START:
+        return "stuck"
     if worker.phase == "pending":
         return "starting" if worker.node or draft.observation.capacity is not None else "queued"
     agent = draft.observation.agents.get(worker.name)
@@ -40,10 +59,12 @@ def ready_workers(draft: Draft) -> list[Worker]:
 
 def supply(draft: Draft) -> Supply:
     """The job's workers, counted by what they are good for."""
-    states = [health(draft, worker) for worker in draft.observation.workers]
-    ready, starting, queued = (states.count(state) for state in ("ready", "starting", "queued"))
+    states = Counter(health(draft, worker) for worker in draft.observation.workers)
+    ready, starting, queued = states["ready"], states["starting"], states["queued"] + states["stuck"]
     capacity = draft.observation.capacity
     room = None if capacity is None else max(0, capacity - ready - starting - queued)
+    if blocked(draft) or refused(draft):
+        room = 0
     return Supply(ready, starting, queued, room)
 
 
@@ -59,7 +80,8 @@ def _is_doomed(draft: Draft, worker: Worker) -> bool:
     agent, node = draft.observation.agents.get(worker.name), node_of(draft, worker)
     state = agent.state if agent else None
     return (
-        worker.incarnation < draft.status.incarnations.get(str(worker.place), 0)
+        given_up(draft, worker.name)
+        or worker.incarnation < draft.status.incarnations.get(str(worker.place), 0)
         or worker.deleting
         or worker.disruption is not None
         or node_gone(node)
@@ -90,6 +112,6 @@ def _most_are_silent(draft: Draft) -> bool:
 def _silent_for(draft: Draft, worker: Worker) -> float:
     """Seconds since the last word; an agent that was never heard is starting, not silent."""
     agent = draft.observation.agents.get(worker.name)
-    if agent is None or agent.last_heard is None:
+    if agent is None or agent.last_heard is None or agent.distrust is not None:
         return 0.0
     return draft.now - agent.last_heard

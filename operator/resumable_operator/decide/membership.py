@@ -8,22 +8,32 @@ from resumable_operator.decide.assign import (
     settings_digest,
     store_root,
 )
+from resumable_operator.decide.avoid import avoided
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.interruptions import sized
 from resumable_operator.decide.observation import Worker
+from resumable_operator.decide.validity import blocked
 from resumable_operator.model import AttemptStatus, MemberStatus
 from resumable_training.contract.assignment import membership_digest
 
 
 def choose_members(
-    ready: list[Worker], size: int, previous: tuple[MemberStatus, ...], ranks: int
+    ready: list[Worker],
+    size: int,
+    previous: tuple[MemberStatus, ...],
+    ranks: int,
+    avoided: tuple[str, ...] = (),
 ) -> tuple[MemberStatus, ...]:
-    """``size`` of the ready workers: those that took part before come first (they are warm), then low places.
+    """``size`` of the ready workers: not on avoided nodes if that can be, then those that took part before
+    (they are warm), then low places.
 
     Ranks go in order of place, so that the same workers get the same ranks again.
     """
     before = {member.worker for member in previous}
-    chosen = sorted(ready, key=lambda worker: (worker.name not in before, worker.place))[:size]
+    order = sorted(
+        ready, key=lambda worker: (worker.node in avoided, worker.name not in before, worker.place)
+    )
+    chosen = order[:size]
     chosen.sort(key=lambda worker: (worker.place, worker.incarnation))
     return tuple(
         MemberStatus(
@@ -43,13 +53,17 @@ def choose_members(
 def next_number(draft: Draft) -> int:
     """One more than any that status or an agent knows: never used before."""
     agents = draft.observation.agents.values()
-    return 1 + max([draft.attempt.number, *(agent.state.attempt for agent in agents if agent.state)])
+    told = [agent.state.attempt for agent in agents if agent.state]
+    ended = [ending.attempt for ending in draft.status.interruptions]
+    return 1 + max([draft.attempt.number, *told, *ended])
 
 
 def reserve_attempt(draft: Draft, ready: list[Worker], size: int, reason: str) -> None:
     """Write down the next attempt: number, members, digest. Sending follows, now or in a later pass."""
     ranks = processes_per_worker(draft.spec)
-    members = choose_members(ready, size, draft.attempt.members, ranks)
+    if blocked(draft) and draft.attempt.processes:  # a bad spec changes nothing
+        ranks = draft.attempt.processes
+    members = choose_members(ready, size, draft.attempt.members, ranks, avoided(draft))
     number = next_number(draft)
     if not draft.status.store:
         draft.set(store=store_root(draft.spec.checkpoint))

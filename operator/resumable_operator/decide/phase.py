@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from resumable_operator.decide import ledger
 from resumable_operator.decide.assign import store_root
-from resumable_operator.decide.conditions import set_if_known
+from resumable_operator.decide.conditions import set_condition, set_if_known
 from resumable_operator.decide.draft import Draft
-from resumable_operator.decide.health import supply
+from resumable_operator.decide.goodput import goodput
+from resumable_operator.decide.health import health, supply
+from resumable_operator.decide.pending import show_readiness
 from resumable_operator.decide.size import largest_allowed
+from resumable_operator.decide.workers import wanted_workers
 from resumable_operator.model import JobPhase
 from resumable_training.contract.labels import LABEL_JOB_UID
 
@@ -54,9 +59,10 @@ def _starting_phase(draft: Draft) -> str:
 
 
 def _starved(draft: Draft) -> bool:
-    """Not even the smallest size has room."""
+    """Not even the smallest size has room. What has a node and can't start there does not lack room."""
     have = supply(draft)
-    coming = have.ready + have.starting + (have.creatable or 0)
+    stuck = sum(health(draft, worker) == "stuck" for worker in draft.observation.workers)
+    coming = have.ready + have.starting + stuck + (have.creatable or 0)
     return largest_allowed(draft.spec.workers, coming) is None
 
 
@@ -66,17 +72,32 @@ def summarize(draft: Draft) -> None:
     phase = job_phase(draft)
     if phase != draft.status.phase:
         draft.reserve()
+    training = len(draft.attempt.members) if draft.alive else 0
     draft.set(
         phase=phase,
         reason=draft.status.reason if draft.finished else "".join(draft.notes[-1:]),  # where it stands now
         observed_generation=job.generation,
+        workers=f"{training}/{draft.spec.workers.replicas}",
+        goodput=_goodput(draft),
         replicas=sum(worker.phase == "running" for worker in draft.observation.workers),
         selector=f"{LABEL_JOB_UID}={job.uid}",
     )
     _set_conditions(draft)
 
 
+def _goodput(draft: Draft) -> str:
+    """Of the settled time only, so that it does not change while nothing is learned."""
+    settled = draft.status.ledger
+    ratio = goodput(settled, settled.settled_at).goodput
+    return "" if ratio is None or draft.status.uses_library is False else f"{100 * ratio:.1f}%"
+
+
 def _set_conditions(draft: Draft) -> None:
+    trains = draft.alive and draft.attempt.state in ("running", "draining")
+    text = f"attempt {draft.attempt.number} trains" if trains else ""
+    value: Literal["True", "False"] = "True" if trains else "False"
+    set_condition(draft, "Running", value, "AttemptRunning" if trains else draft.status.phase, text)
+    show_readiness(draft, wanted_workers(draft))
     outdated = sorted(name for name, agent in draft.observation.agents.items() if agent.outdated)
     text = f"{len(outdated)} agents speak an older contract, e.g. {outdated[0]}" if outdated else ""
     set_if_known(draft, "AgentOutdated", bool(outdated), "OlderContract", text)

@@ -10,13 +10,18 @@ from collections.abc import Callable
 
 from resumable_operator.decide import draining, ending, forming, running, waiting
 from resumable_operator.decide.actions import Plan
+from resumable_operator.decide.avoid import forget_old
+from resumable_operator.decide.distrust import note_distrust
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.evidence import gather
 from resumable_operator.decide.fold import fold_events
 from resumable_operator.decide.ledger import milliseconds, open_ledger
+from resumable_operator.decide.mend import mend
 from resumable_operator.decide.observation import Observation
 from resumable_operator.decide.phase import settle_control_phase, summarize
+from resumable_operator.decide.refusals import note_refusal
 from resumable_operator.decide.terminal import clean_up
+from resumable_operator.decide.validity import note_problems
 from resumable_operator.decide.workers import tend_workers
 from resumable_operator.decide.zombies import stop_zombies
 
@@ -38,7 +43,11 @@ def decide(observation: Observation, now: float) -> Plan:
         now: seconds on the operator's clock.
     """
     draft = Draft(observation, now, observation.job.status)
+    mend(draft)
     _start_clock(draft)
+    note_problems(draft)
+    note_refusal(draft)
+    note_distrust(draft)
     fold_events(draft)
     if draft.alive:
         gather(draft)
@@ -48,6 +57,7 @@ def decide(observation: Observation, now: float) -> Plan:
     else:
         tend_workers(draft)
         stop_zombies(draft)
+    forget_old(draft)
     settle_control_phase(draft)
     summarize(draft)
     return Plan(draft.status, tuple(draft.actions), "; ".join(draft.notes), draft.must_write, draft.wake_at)

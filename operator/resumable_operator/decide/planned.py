@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from resumable_operator.decide import ledger
 from resumable_operator.decide.assign import processes_per_worker, template_digest
+from resumable_operator.decide.distrust import distrust_of, given_up
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.evidence import notices
 from resumable_operator.decide.grow import growth
 from resumable_operator.decide.size import largest_allowed
-from resumable_operator.decide.views import heard_state, node_of
+from resumable_operator.decide.validity import blocked
+from resumable_operator.decide.views import heard_state, is_member, node_of
 
 SHORTEST_WINDOW_SECONDS = 0.5
 JUST_SAVED_SECONDS = 10.0  # a checkpoint this fresh is "at the next checkpoint"
@@ -26,25 +30,32 @@ class Change:
 
 def unavoidable_change(draft: Draft) -> Change | None:
     """A reason that holds whatever the attempt is doing; also while it is forming."""
-    checks = (_deleted, _suspended, _overdue, _notice, _template, _processes, _size)
-    return next((change for check in checks if (change := check(draft)) is not None), None)
+    change = _first(draft, _deleted, _suspended, _overdue, _notice)
+    if change is None and not blocked(draft):  # what a bad spec asks for waits until it is mended
+        change = _first(draft, _template, _processes, _size)
+    return change
 
 
 def planned_change(draft: Draft) -> Change | None:
     """A reason to end a running attempt."""
-    change = unavoidable_change(draft)
-    for check in (_not_ready_node, _cordon, _growth):
-        change = change or check(draft)
+    change = unavoidable_change(draft) or _first(draft, _distrusted, _not_ready_node, _cordon)
+    if change is None and not blocked(draft):
+        change = _growth(draft)
     return change
 
 
+def _first(draft: Draft, *checks: Callable[[Draft], Change | None]) -> Change | None:
+    return next((change for check in checks if (change := check(draft)) is not None), None)
+
+
 def overdue(draft: Draft) -> bool:
-    """The job is older than ``activeDeadlineSeconds``."""
+    """The job is older than ``activeDeadlineSeconds``, time in which it was suspended left out."""
     limit, started = draft.spec.active_deadline_seconds, draft.status.started_at
     if limit is None or started is None:
         return False
-    draft.wake(started + limit)
-    return draft.now >= started + limit
+    suspended = ledger.phases_at(draft.status.ledger, draft.now_ms)[ledger.SUSPENDED] / 1000
+    draft.wake(started + limit + suspended)
+    return draft.now >= started + limit + suspended
 
 
 def _window(draft: Draft) -> float:
@@ -106,15 +117,33 @@ def _just_saved(draft: Draft) -> bool:
     return made is not None and draft.now - made.at <= JUST_SAVED_SECONDS
 
 
-def _not_ready_node(draft: Draft) -> Change | None:
-    """A node that is NotReady although its agent reports: replace it at the next checkpoint."""
-    for member in draft.attempt.members:
-        worker = draft.observation.worker(member.worker)
-        node = node_of(draft, worker) if worker else None
-        if node is not None and not node.ready and heard_state(draft, member.worker) and _just_saved(draft):
-            reason = f"node {node.name} is not ready; {member.worker} is replaced"
-            return Change("drained", reason, _window(draft))
+def _distrusted(draft: Draft) -> Change | None:
+    """An agent that nobody could believe for long: replace its worker."""
+    for name in sorted(draft.status.distrusted):
+        distrust = distrust_of(draft, name)
+        if distrust is not None and is_member(draft, name) and given_up(draft, name):
+            return Change("drained", f"{name} is replaced: {distrust.message}", _window(draft))
     return None
+
+
+def _not_ready_node(draft: Draft) -> Change | None:
+    """A node that is NotReady although its agent reports: replace it at the next checkpoint.
+
+    Not when that holds for most: then it is the control plane that does not hear the nodes.
+    """
+    unheard = [member.worker for member in draft.attempt.members if _reports_unready(draft, member.worker)]
+    size = len(draft.attempt.members)
+    if not unheard or not _just_saved(draft) or (size > 1 and 2 * len(unheard) > size):
+        return None
+    worker = draft.observation.worker(unheard[0])
+    node = worker.node if worker else ""
+    return Change("drained", f"node {node} is not ready; {unheard[0]} is replaced", _window(draft))
+
+
+def _reports_unready(draft: Draft, name: str) -> bool:
+    worker = draft.observation.worker(name)
+    node = node_of(draft, worker) if worker else None
+    return node is not None and not node.ready and heard_state(draft, name) is not None
 
 
 def _cordon(draft: Draft) -> Change | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from resumable_operator.decide import ledger
-from resumable_operator.decide.actions import DeleteWorker
+from resumable_operator.decide.actions import DeleteJob, DeleteWorker
 from resumable_operator.decide.conditions import set_condition
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.observation import Worker
@@ -13,7 +13,8 @@ from resumable_operator.decide.requests import send_shutdown
 from resumable_operator.decide.views import ended, heard_state
 
 _CONDITION_REASON = {"user": "UserError", "budget": "BudgetSpent", "deadline": "DeadlineExceeded"}
-SHUTDOWN_SECONDS = 10.0  # agents may take this long to end by themselves
+SHUTDOWN_SECONDS = 10.0  # agents may take this long to end by themselves, and pods to go
+DELETE_SECONDS = 5.0  # grace of an agent that does not
 
 
 def succeed(draft: Draft) -> None:
@@ -47,26 +48,30 @@ def _last_phase(draft: Draft, phase: Literal["Succeeded", "Failed"]) -> str:
 
 
 def clean_up(draft: Draft) -> None:
-    """After the end no worker goes on; ended ones keep their logs until ``ttlSecondsAfterFinished``."""
+    """After the end no worker goes on. Ended ones keep their logs as long as the job is there: until
+    ``ttlSecondsAfterFinished`` is over, if that is given."""
     finished_at = draft.status.finished_at if draft.status.finished_at is not None else draft.now
     ttl = draft.spec.ttl_seconds_after_finished
-    expired = ttl is not None and draft.now >= finished_at + ttl
     if ttl is not None:
         draft.wake(finished_at + ttl)
-    late = draft.now >= finished_at + SHUTDOWN_SECONDS
+    if ttl is not None and draft.now >= finished_at + ttl and not draft.observation.job.deleting:
+        draft.act(DeleteJob(f"ttlSecondsAfterFinished ({ttl:g} s) is over"))
     for worker in draft.observation.workers:
-        _clean(draft, worker, expired, late)
+        if not ended(worker):
+            _clean(draft, worker, finished_at + SHUTDOWN_SECONDS)
     draft.note(draft.status.reason)
 
 
-def _clean(draft: Draft, worker: Worker, expired: bool, late: bool) -> None:
-    if expired and not worker.deleting:
-        draft.act(DeleteWorker(worker.name, 0.0, "the job's time to live after its end is over"))
-    elif ended(worker):
-        return
-    elif late or (not worker.deleting and heard_state(draft, worker.name) is None):
-        draft.act(DeleteWorker(worker.name, 0.0, "the job has ended"))
-    elif not worker.deleting:
+def _clean(draft: Draft, worker: Worker, late_at: float) -> None:
+    """Ask, then delete, then force."""
+    if worker.deleting:
+        asked_at = worker.deleting_since if worker.deleting_since is not None else late_at
+        if draft.now >= asked_at + SHUTDOWN_SECONDS:
+            draft.act(DeleteWorker(worker.name, 0.0, "the job has ended and it does not go"))
+        draft.wake(asked_at + SHUTDOWN_SECONDS)
+    elif draft.now >= late_at or heard_state(draft, worker.name) is None:
+        grace = DELETE_SECONDS if worker.phase == "running" else 0.0
+        draft.act(DeleteWorker(worker.name, grace, "the job has ended"))
+    else:
         send_shutdown(draft, worker.name, "the job has ended")
-        finished_at = draft.status.finished_at if draft.status.finished_at is not None else draft.now
-        draft.wake(finished_at + SHUTDOWN_SECONDS)
+        draft.wake(late_at)

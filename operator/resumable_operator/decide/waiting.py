@@ -7,11 +7,13 @@ from resumable_operator.decide.backoff import delay_seconds
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.health import ready_workers, supply
 from resumable_operator.decide.membership import reserve_attempt
+from resumable_operator.decide.pending import why_waiting
 from resumable_operator.decide.planned import overdue
 from resumable_operator.decide.size import Start, choose_start
 from resumable_operator.decide.terminal import fail
+from resumable_operator.decide.validity import blocked, why_blocked
 from resumable_operator.decide.views import ended
-from resumable_operator.decide.workers import apply_template
+from resumable_operator.decide.workers import GRACE_SECONDS, apply_template
 
 LOOK_AGAIN_SECONDS = 2.0  # an agent that fell silent and speaks again is noticed by looking
 _FIRST_BACKOFF_SECONDS = 30.0
@@ -32,13 +34,16 @@ def step(draft: Draft) -> None:
     if draft.spec.suspend:
         _suspend(draft)
         return
-    apply_template(draft)
+    if not blocked(draft):
+        apply_template(draft)
     if _backing_off(draft):
         return
     start = _choose(draft)
     if start.size is not None:
         reserve_attempt(draft, ready_workers(draft), start.size, start.reason)
         draft.note(start.reason)
+    elif blocked(draft):
+        draft.note(why_blocked(draft))
     else:
         _wait(draft, start)
 
@@ -71,7 +76,7 @@ def _choose(draft: Draft) -> Start:
 
 
 def _wait(draft: Draft, start: Start) -> None:
-    draft.note(start.reason)
+    draft.note("; ".join(filter(None, [start.reason, why_waiting(draft)])))
     draft.wake(draft.now + LOOK_AGAIN_SECONDS)
     if start.below_min:
         _wait_below_min(draft)
@@ -113,6 +118,6 @@ def _give_back(draft: Draft) -> None:
     reason = f"below the smallest size for {limit:g} s: the waiting workers are given back for {wait:.0f} s"
     for worker in draft.observation.workers:
         if not ended(worker) and not worker.deleting:
-            draft.act(DeleteWorker(worker.name, 0.0, reason))
+            draft.act(DeleteWorker(worker.name, GRACE_SECONDS if worker.node else 0.0, reason))
     draft.tell("Warning", "FormingTimeout", reason)
     draft.note(reason)

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from resumable_operator.decide.actions import CreateWorker, DeleteWorker
 from resumable_operator.decide.assign import template_digest
+from resumable_operator.decide.avoid import avoided, note_trouble
 from resumable_operator.decide.backoff import delay_seconds
 from resumable_operator.decide.budget import charge, exhausted
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.health import creatable, health
 from resumable_operator.decide.observation import Worker
+from resumable_operator.decide.pending import give_up_stuck
+from resumable_operator.decide.refusals import note_none_missing
+from resumable_operator.decide.requests import send_shutdown
 from resumable_operator.decide.terminal import fail
-from resumable_operator.decide.views import ended, is_member, node_gone, node_of, took_part
+from resumable_operator.decide.validity import blocked
+from resumable_operator.decide.views import ended, heard_state, is_member, node_gone, node_of, took_part
 from resumable_training.contract.labels import worker_name
 
 GRACE_SECONDS = 5.0  # for an agent without ranks to end
 STUCK_SECONDS = 60.0  # a deletion that takes longer is forced when the node can't do it
+ASK_SECONDS = 30.0  # then its agent, if it is heard, is asked to end by itself
+UNSEEN_NODE_SECONDS = 300.0  # beyond the grace, when the node can't be looked at
 _ENDINGS_THAT_STOP = ("suspend", "deadline")
 _FIRST_DELAY_SECONDS = 1.0
 _LONGEST_DELAY_SECONDS = 60.0
@@ -22,6 +29,7 @@ _LONGEST_DELAY_SECONDS = 60.0
 
 def tend_workers(draft: Draft) -> None:
     """Bring the workers that exist closer to the ones that are wanted."""
+    give_up_stuck(draft)
     kept = _keep(draft)
     for worker in draft.observation.workers:
         reason = _why_delete(draft, worker, kept)
@@ -30,7 +38,9 @@ def tend_workers(draft: Draft) -> None:
             draft.act(DeleteWorker(worker.name, grace, reason))
         elif worker.deleting:
             _force_if_stuck(draft, worker)
-    if _may_create(draft):
+    if len(kept) >= wanted_workers(draft):
+        note_none_missing(draft)
+    elif _may_create(draft):
         _create_missing(draft, {worker.place for worker in kept})
 
 
@@ -52,19 +62,20 @@ def _wants_none(draft: Draft) -> bool:
     return draft.observation.job.deleting or draft.spec.suspend or draft.finished or leaving
 
 
-def _wanted(draft: Draft) -> int:
+def wanted_workers(draft: Draft) -> int:
+    """Replicas and spares; 0 while nothing is wanted."""
     workers = draft.spec.workers
     return 0 if _wants_none(draft) else workers.replicas + workers.spares
 
 
 def _keep(draft: Draft) -> list[Worker]:
     """The workers that fill places: members first, then whoever is furthest."""
-    order = {"ready": 1, "starting": 2, "queued": 3}
+    order = {"ready": 1, "starting": 2, "stuck": 3, "queued": 4}
     useful = [worker for worker in draft.observation.workers if health(draft, worker) in order]
     useful.sort(
         key=lambda worker: (not is_member(draft, worker.name), order[health(draft, worker)], worker.place)
     )
-    return useful[: _wanted(draft)]
+    return useful[: wanted_workers(draft)]
 
 
 def _why_delete(draft: Draft, worker: Worker, kept: list[Worker]) -> str | None:
@@ -86,13 +97,15 @@ def _force_if_stuck(draft: Draft, worker: Worker) -> None:
     """A pod on a dead node stays Terminating for ever: nobody is there to end it."""
     if worker.deleting_since is None or is_member(draft, worker.name):
         return
-    node = node_of(draft, worker)
-    if not node_gone(node) and (node is None or node.ready):
+    patience = _patience(draft, worker)
+    if patience is None:
         return
-    if draft.now < worker.deleting_since + STUCK_SECONDS:
-        draft.wake(worker.deleting_since + STUCK_SECONDS)
+    if heard_state(draft, worker.name) is not None and draft.now >= worker.deleting_since + ASK_SECONDS:
+        send_shutdown(draft, worker.name, "its node does not carry its deletion out")
+    if draft.now < worker.deleting_since + patience:
+        draft.wake(worker.deleting_since + patience)
         return
-    draft.act(DeleteWorker(worker.name, 0.0, f"still terminating after {STUCK_SECONDS:g} s on a dead node"))
+    draft.act(DeleteWorker(worker.name, 0.0, f"still terminating after {patience:g} s"))
     if worker.name not in draft.status.forced:
         existing = {other.name for other in draft.observation.workers}
         forced = tuple(name for name in (*draft.status.forced, worker.name) if name in existing)
@@ -100,11 +113,22 @@ def _force_if_stuck(draft: Draft, worker: Worker) -> None:
         draft.tell("Warning", "DeletionForced", f"{worker.name} was stuck terminating on node {worker.node}")
 
 
+def _patience(draft: Draft, worker: Worker) -> float | None:
+    """How long a deletion may take; None: for ever, since its node is alive and will do it.
+
+    Without a look at nodes only time can tell that a node is dead: much longer than any grace.
+    """
+    node = node_of(draft, worker)
+    if node is None:
+        return draft.spec.recovery.drain_seconds + UNSEEN_NODE_SECONDS if worker.node else STUCK_SECONDS
+    return STUCK_SECONDS if node_gone(node) or not node.ready else None
+
+
 # ---- creating --------------------------------------------------------------------------------------------
 
 
 def _may_create(draft: Draft) -> bool:
-    if _wants_none(draft):
+    if _wants_none(draft) or blocked(draft):
         return False
     backoff = draft.status.backoff_until
     if backoff is not None and draft.now < backoff:
@@ -117,7 +141,7 @@ def _may_create(draft: Draft) -> bool:
 
 
 def _create_missing(draft: Draft, filled: set[int]) -> None:
-    missing = _wanted(draft) - len(filled)
+    missing = wanted_workers(draft) - len(filled)
     room = creatable(draft)
     count = missing if room is None else min(missing, room)
     place = 0
@@ -146,7 +170,7 @@ def _fill(draft: Draft, place: int) -> bool:
     if worker is not None and _failed_to_start(draft, worker):
         _delay(draft, worker)
         return False
-    draft.act(CreateWorker(worker_name(job, place, incarnation), place, incarnation))
+    draft.act(CreateWorker(worker_name(job, place, incarnation), place, incarnation, avoided(draft)))
     return True
 
 
@@ -162,6 +186,7 @@ def _delay(draft: Draft, worker: Worker) -> None:
     spent = charge(draft.status.budgets, budgets, "infrastructure", "unknown", draft.now)
     draft.set(start_failures=count, create_after=draft.now + wait, budgets=spent)
     draft.wake(draft.now + wait)
+    note_trouble(draft, worker.node)
     why = worker.message or worker.reason or f"exit code {worker.exit_code}"
     text = f"{worker.name} failed before it took part in an attempt ({why}); next try in {wait:.1f} s"
     draft.tell("Warning", "WorkerFailed", text)

@@ -166,7 +166,7 @@ class ClusterConformance:
         await worker_in(world, job, "w-0-1", "running")
         agents = AgentPool(SystemClock())
         try:
-            await observe(world.cluster, agents, job.key)
+            await observe(world.cluster, agents, job)
 
             async def connected() -> bool:
                 return agents.agents(job.key)["w-0-1"].connected

@@ -1,0 +1,69 @@
+"""Nodes where workers of this job failed again and again get new ones only if there is no other, for a while.
+
+Soft, because nobody knows whether the node is to blame: a preference when pods are placed and when members
+are chosen among more workers than are needed. Where the room is known all places are one machine.
+"""
+
+from __future__ import annotations
+
+from resumable_operator.decide.conditions import set_if_known
+from resumable_operator.decide.draft import Draft
+
+TROUBLES = 2  # failures on one node within the window
+WINDOW_SECONDS = 3600.0
+AVOID_SECONDS = 3600.0
+MOST_NODES = 64  # kept in status
+_NOT_ITS_FAULT = ("preempted", "evicted")
+
+
+def note_ending(draft: Draft, cause: str, node: str) -> None:
+    """An attempt ended unplanned because of a worker on ``node``."""
+    if cause not in _NOT_ITS_FAULT:
+        note_trouble(draft, node)
+
+
+def note_trouble(draft: Draft, node: str) -> None:
+    """A worker failed on ``node``, in an attempt or before it took part in one."""
+    if not node or draft.observation.capacity is not None:
+        return
+    times = (*_recent(draft.status.node_troubles.get(node, ()), draft.now), draft.now)
+    _remember(draft, node, times[-TROUBLES:])
+    if len(times) >= TROUBLES:
+        avoid_node(draft, node, f"{len(times)} failures within {WINDOW_SECONDS / 60:.0f} min")
+
+
+def avoid_node(draft: Draft, node: str, why: str) -> None:
+    """Place nothing on ``node`` for a while if there is another."""
+    known = draft.status.avoided
+    draft.set(avoided={**known, node: draft.now + AVOID_SECONDS})
+    draft.reserve()
+    if node not in known:
+        text = f"{node} gets new workers only if there is no other for {AVOID_SECONDS / 60:.0f} min: {why}"
+        draft.tell("Warning", "NodeAvoided", text)
+
+
+def avoided(draft: Draft) -> tuple[str, ...]:
+    """Nodes to avoid now, by name."""
+    return tuple(sorted(node for node, until in draft.status.avoided.items() if draft.now < until))
+
+
+def forget_old(draft: Draft) -> None:
+    """Drop what is over, and show the rest as a condition."""
+    current = {node: until for node, until in draft.status.avoided.items() if draft.now < until}
+    if current != draft.status.avoided:
+        draft.set(avoided=current)
+    names = ", ".join(sorted(current))
+    text = f"new workers go to {names} only if there is no other node" if current else ""
+    set_if_known(draft, "NodeAvoided", bool(current), "RepeatedFailures", text)
+
+
+def _recent(times: tuple[float, ...], now: float) -> tuple[float, ...]:
+    return tuple(at for at in times if now - at < WINDOW_SECONDS)
+
+
+def _remember(draft: Draft, node: str, times: tuple[float, ...]) -> None:
+    """Bounded: of too many nodes those with the oldest trouble are forgotten."""
+    known = {**draft.status.node_troubles, node: times}
+    fresh = {name: at for name, at in known.items() if _recent(at, draft.now)}
+    newest = sorted(fresh, key=lambda name: fresh[name][-1])[-MOST_NODES:]
+    draft.set(node_troubles={name: fresh[name] for name in newest})

@@ -1,0 +1,63 @@
+"""Agents that answer but can't be believed: they know none of our keys, or do not sign what they say.
+
+Their ranks may be in perfect health, so nothing is ended at once. After a bounded time the worker is replaced
+on purpose, because an operator that can't hear it can't help it either.
+"""
+
+from __future__ import annotations
+
+from resumable_operator.decide.conditions import set_if_known
+from resumable_operator.decide.draft import Draft
+from resumable_operator.decide.observation import Distrust
+
+PATIENCE_SECONDS = {"key": 600.0, "words": 60.0}
+
+
+def note_distrust(draft: Draft) -> None:
+    """Since when which agents are not believed; told once for each."""
+    running = {worker.name for worker in draft.observation.workers if worker.phase == "running"}
+    current = {
+        name: agent.distrust
+        for name, agent in draft.observation.agents.items()
+        if agent.distrust is not None and name in running
+    }
+    before = draft.status.distrusted
+    since = {name: before.get(name, draft.now) for name in sorted(current)}
+    if since != before:
+        draft.set(distrusted=since)
+        draft.reserve()
+    for name, distrust in sorted(current.items()):
+        draft.wake(since[name] + PATIENCE_SECONDS[distrust.kind])
+    _tell(draft, {name: distrust for name, distrust in current.items() if name not in before})
+    _show(draft, sorted(name for name, distrust in current.items() if distrust.kind == "key"))
+
+
+def distrust_of(draft: Draft, worker: str) -> Distrust | None:
+    agent = draft.observation.agents.get(worker)
+    return agent.distrust if agent else None
+
+
+def given_up(draft: Draft, worker: str) -> bool:
+    """It was not believed for so long that it is to be replaced."""
+    distrust, since = distrust_of(draft, worker), draft.status.distrusted.get(worker)
+    return distrust is not None and since is not None and draft.now >= since + PATIENCE_SECONDS[distrust.kind]
+
+
+def _tell(draft: Draft, new: dict[str, Distrust]) -> None:
+    liars = sorted(name for name, distrust in new.items() if distrust.kind == "words")
+    if liars:
+        more = f" (and {len(liars) - 1} more)" if len(liars) > 1 else ""
+        wait = PATIENCE_SECONDS["words"]
+        text = f"{liars[0]}{more} is not believed and replaced in {wait:g} s: {new[liars[0]].message}"
+        draft.tell("Warning", "AgentNotBelieved", text)
+
+
+def _show(draft: Draft, names: list[str]) -> None:
+    wait = PATIENCE_SECONDS["key"]
+    text = (
+        f"{len(names)} agents know none of the operator's keys, e.g. {names[0]}: they train on unheard, and "
+        f"are replaced at a checkpoint after {wait / 60:.0f} min"
+        if names
+        else ""
+    )
+    set_if_known(draft, "AgentKeyMismatch", bool(names), "UnknownKey", text)

@@ -1,0 +1,103 @@
+"""Why workers that are wanted are not there: the scheduler's words, the kubelet's, or our own."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from resumable_operator.decide.avoid import avoid_node
+from resumable_operator.decide.conditions import condition, set_condition
+from resumable_operator.decide.draft import Draft
+from resumable_operator.decide.health import health
+from resumable_operator.decide.observation import Worker
+from resumable_operator.decide.refusals import CONDITION as CREATABLE
+from resumable_operator.decide.refusals import refused
+from resumable_operator.decide.validity import blocked, why_blocked
+
+CONDITION = "WorkersReady"
+STARTING = "Starting"
+STUCK_START_SECONDS = 120.0  # a worker that can't start where others of the job can is given up
+_LONGEST_MESSAGE = 600
+
+
+def why_waiting(draft: Draft) -> str:
+    """Of a worker that waits, in the words of who keeps it waiting; empty when none does."""
+    reason, worker = _commonest(draft)
+    if worker is None or not reason:
+        return _why_not_created(draft)
+    said = f": {worker.message}" if worker.message else ""
+    return f"{worker.name}: {reason}{said}"[:_LONGEST_MESSAGE]
+
+
+def show_readiness(draft: Draft, wanted: int) -> None:
+    """Condition ``WorkersReady``: every wanted worker can take part.
+
+    Args:
+        wanted: replicas and spares; 0 while nothing is wanted.
+    """
+    ready = sum(_is_there(draft, worker) for worker in draft.observation.workers)
+    if not wanted:
+        set_condition(draft, CONDITION, "False", "NoneWanted", "no workers are wanted now")
+        return
+    if ready >= wanted:
+        set_condition(draft, CONDITION, "True", "AllReady", f"{wanted} of {wanted} workers are ready")
+        return
+    reason = _reason(draft)
+    before = condition(draft.status, CONDITION)
+    why = why_waiting(draft)
+    text = f"{ready} of {wanted} workers are ready" + (f"; {why}" if why else "")
+    set_condition(draft, CONDITION, "False", reason, text)
+    if reason not in (STARTING, before.reason if before else ""):
+        draft.tell("Warning", "WorkersWaiting", text)
+
+
+def give_up_stuck(draft: Draft) -> None:
+    """A worker that can't start on its node although others of the job run elsewhere: try another node."""
+    if not any(worker.phase == "running" for worker in draft.observation.workers):
+        return  # the image or the configuration is wrong, not the node
+    for worker in draft.observation.workers:
+        if health(draft, worker) != "stuck":
+            continue
+        since = worker.schedulable_since if worker.schedulable_since is not None else worker.created_at
+        if draft.now < since + STUCK_START_SECONDS:
+            draft.wake(since + STUCK_START_SECONDS)
+            continue
+        place = str(worker.place)
+        draft.set(incarnations={**draft.status.incarnations, place: worker.incarnation + 1})
+        avoid_node(draft, worker.node, f"{worker.name} could not start there")
+        text = (
+            f"{worker.name} could not start for {STUCK_START_SECONDS:g} s ({worker.reason}) and is replaced"
+        )
+        draft.tell("Warning", "WorkerStuck", text)
+
+
+def _is_there(draft: Draft, worker: Worker) -> bool:
+    return worker.phase == "running" and health(draft, worker) in ("ready", "starting")
+
+
+def _commonest(draft: Draft) -> tuple[str, Worker | None]:
+    """The commonest reason of waiting workers, and the first that has it."""
+    waiting = [
+        worker
+        for worker in draft.observation.workers
+        if worker.phase == "pending" and worker.reason and health(draft, worker) != "doomed"
+    ]
+    if not waiting:
+        return "", None
+    reason, _ = Counter(worker.reason for worker in waiting).most_common(1)[0]
+    return reason, next(worker for worker in waiting if worker.reason == reason)
+
+
+def _reason(draft: Draft) -> str:
+    if blocked(draft):
+        return "SpecNotValid"
+    reason, _ = _commonest(draft)
+    if reason:
+        return reason
+    return "Refused" if refused(draft) else STARTING
+
+
+def _why_not_created(draft: Draft) -> str:
+    if blocked(draft):
+        return why_blocked(draft)
+    known = condition(draft.status, CREATABLE)
+    return f"{known.reason}: {known.message}" if known is not None and refused(draft) else ""
