@@ -77,10 +77,17 @@ class CheckpointEngine:
         number than the newest record's is not an attempt from the past.
 
         Raises:
-            StoreMisconfigured: no directory is configured.
+            StoreMisconfigured: no directory is configured, or what is there is a URL.
         """
         if not config.directory:
             raise StoreMisconfigured("no checkpoint directory is configured")
+        if (
+            "://" in config.directory
+        ):  # as a path it would be a directory that goes with the container
+            raise StoreMisconfigured(
+                f"{config.directory} is object storage, which the library cannot save to yet: "
+                "give it a directory that all ranks share, such as a ReadWriteMany volume"
+            )
         self.config = config
         self._job, self._job_uid, self._attempt = job, job_uid, attempt
         self._ranks = Ranks(group, rank, world_size)
