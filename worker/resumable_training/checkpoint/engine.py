@@ -81,9 +81,7 @@ class CheckpointEngine:
         """
         if not config.directory:
             raise StoreMisconfigured("no checkpoint directory is configured")
-        if (
-            "://" in config.directory
-        ):  # as a path it would be a directory that goes with the container
+        if "://" in config.directory:  # as a path it would be a directory that goes with the container
             raise StoreMisconfigured(
                 f"{config.directory} is object storage, which the library cannot save to yet: "
                 "give it a directory that all ranks share, such as a ReadWriteMany volume"
