@@ -185,6 +185,29 @@ class ControlPlane:
         token = self.token(service_account, namespace)
         return self._write_kubeconfig(f"{namespace}-{service_account}", token, namespace)
 
+    def define_kind(self, definition: Object) -> None:
+        """Create a CustomResourceDefinition; returns when it is served, and the garbage collector knows it.
+
+        ApiError when it is refused, or is there already.
+        """
+        self.api.create(path("apiextensions.k8s.io/v1", "customresourcedefinitions"), definition)
+        spec = definition["spec"]
+        for version in spec["versions"]:
+            if version["served"]:
+                where = path(f"{spec['group']}/{version['name']}", spec["names"]["plural"])
+                self._await(lambda where=where: self._serves(where), f"{where} to be served")
+        self.restart_controller_manager()
+
+    def _serves(self, where: str) -> bool:
+        """404 before it is known, 429 while its storage is being made."""
+        try:
+            self.api.list(where, limit=1)
+        except ApiError as error:
+            if error.status in (404, 429):
+                return False
+            raise
+        return True
+
     def stop_apiserver(self) -> None:
         """Take it away with all its connections, at once; data and port stay."""
         self._running.pop("kube-apiserver").kill()

@@ -1,13 +1,15 @@
 """pytest fixtures of the bed, loaded by tests/conftest.py: one real control plane for all tests of a run.
 
-A test that uses one of them gets the marker `cluster`. Programs that are missing are built before the first
-test, outside of any test's time limit, with progress on the terminal.
+A test that uses one of them gets the marker `cluster`; one that starts its own plane has to set it.
+Programs that are missing are built before the first test, outside of any test's time limit, with progress on
+the terminal.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -37,12 +39,18 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     """Build before the first test what the tests that were selected will need."""
     if session.config.option.collectonly:
         return
-    used = {name for item in session.items for name in _fixtures(item)}
-    names = [program for fixture, programs in PROGRAMS.items() if fixture in used for program in programs]
+    names = {program for item in session.items for program in _programs(item)}
     capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
-        for name in names:
+        for name in sorted(names):
             binary(name)
+
+
+def _programs(item: pytest.Item) -> Iterator[str]:
+    """What it needs by its fixtures; what has the marker without any of them needs a control plane."""
+    known = PROGRAMS.keys() & _fixtures(item)
+    for fixture in known or (["control_plane"] if item.get_closest_marker("cluster") else []):
+        yield from PROGRAMS[fixture]
 
 
 def _fixtures(item: pytest.Item) -> set[str]:
@@ -53,6 +61,13 @@ def _fixtures(item: pytest.Item) -> set[str]:
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A running control plane with no nodes, shared by all tests: leave nothing cluster-wide behind."""
     with ControlPlane.start(tmp_path_factory.mktemp("bed")) as plane:
+        yield plane
+
+
+@pytest.fixture
+def own_plane(tmp_path: Path) -> Iterator[ControlPlane]:
+    """A control plane that the test may harm."""
+    with ControlPlane.start(tmp_path / "plane") as plane:
         yield plane
 
 

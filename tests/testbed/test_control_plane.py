@@ -15,6 +15,8 @@ from bed.api import ApiError, path
 from bed.control_plane import ControlPlane
 from bed.processes import ComponentDied, wait_until
 
+pytestmark = pytest.mark.cluster
+
 CONFIG_MAPS = ("v1", "configmaps")
 GONE_SECONDS = 20.0
 
@@ -35,13 +37,6 @@ def _commands_with(text: str) -> list[str]:
         with contextlib.suppress(OSError):
             found.append(file.read_text(errors="replace").replace("\0", " "))
     return [command for command in found if text in command]
-
-
-@pytest.fixture
-def own_plane(tmp_path: Path):
-    """A control plane that a test may harm."""
-    with ControlPlane.start(tmp_path / "plane") as plane:
-        yield plane
 
 
 def test_stopping_leaves_no_process(tmp_path: Path) -> None:
@@ -103,12 +98,10 @@ def test_controllers_come_back_with_the_api_server(own_plane: ControlPlane) -> N
     wait_until(lambda: own_plane.api.find(wanted) is not None, 30, "the default service account")
 
 
-def test_collector_learns_new_kinds_by_restart(own_plane: ControlPlane) -> None:
-    """After a restart of the controllers, foreground deletion of a custom object takes its dependents."""
-    own_plane.api.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", _toy_definition())
+def test_collector_knows_defined_kinds(own_plane: ControlPlane) -> None:
+    """A kind is served when define_kind returns, and foreground deletion takes its objects' dependents."""
+    own_plane.define_kind(_toy_definition())
     toys = path("toys.example/v1", "toys", "default")
-    wait_until(lambda: own_plane.api.find(toys) is not None, 30, "the new kind")
-    own_plane.restart_controller_manager()
     toy = own_plane.api.create(
         toys, {"apiVersion": "toys.example/v1", "kind": "Toy", "metadata": {"name": "one"}}
     )
