@@ -186,11 +186,13 @@ class ControlPlane:
         return self._write_kubeconfig(f"{namespace}-{service_account}", token, namespace)
 
     def define_kind(self, definition: Object) -> None:
-        """Create a CustomResourceDefinition; returns when it is served, and the garbage collector knows it.
+        """Create or change a CustomResourceDefinition; ApiError when it is refused.
 
-        ApiError when it is refused, or is there already.
+        Returns when it is served, and the garbage collector knows it.
         """
-        self.api.create(path("apiextensions.k8s.io/v1", "customresourcedefinitions"), definition)
+        kinds = path("apiextensions.k8s.io/v1", "customresourcedefinitions")
+        where = f"{kinds}/{definition['metadata']['name']}"
+        self.api.patch(where, definition, "apply", fieldManager="bed", force=True)
         spec = definition["spec"]
         for version in spec["versions"]:
             if version["served"]:

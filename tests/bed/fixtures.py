@@ -18,6 +18,7 @@ from bed.api import Api, ApiError, path
 from bed.binaries import binary
 from bed.control_plane import ControlPlane
 from bed.processes import wait_until
+from resumable_operator.crd import crd
 
 # Fixture -> programs that it needs.
 PROGRAMS = {"control_plane": planes.PROGRAMS, "own_plane": planes.PROGRAMS, "helm": ("helm",)}
@@ -62,6 +63,15 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
     """A running control plane with no nodes, shared by all tests: leave nothing cluster-wide behind."""
     with ControlPlane.start(tmp_path_factory.mktemp("bed")) as plane:
         yield plane
+
+
+@pytest.fixture(scope="session")
+def job_kind(control_plane: ControlPlane) -> str:
+    """The shared control plane knows ResumableTrainingJob; the path of all of them."""
+    definition = crd()
+    control_plane.define_kind(definition)
+    spec = definition["spec"]
+    return path(f"{spec['group']}/{spec['versions'][0]['name']}", spec["names"]["plural"])
 
 
 @pytest.fixture
