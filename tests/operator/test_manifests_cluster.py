@@ -141,7 +141,7 @@ def two_nodes(control_plane: ControlPlane) -> Iterator[tuple[str, str]]:
     api = control_plane.api
     for name in names:
         node = {
-            "metadata": {"name": name, "labels": {"mine": "yes"}},
+            "metadata": {"name": name, "labels": {"mine": "yes", "only": name}},
             "spec": {"taints": [{"key": "mine", "effect": "NoSchedule"}]},
         }
         api.create(path("v1", "nodes"), node)
@@ -156,15 +156,20 @@ def two_nodes(control_plane: ControlPlane) -> Iterator[tuple[str, str]]:
 def test_avoided_nodes(control_plane: ControlPlane, namespace: str, two_nodes: tuple[str, str]) -> None:
     """The scheduler takes the other node while there is one, and an avoided one when there is no other."""
     first, second = two_nodes
+    for node in two_nodes:  # the scheduler knows both as ready
+        assert placed(control_plane, namespace, f"on-{node}", (), only=node) == node
     assert placed(control_plane, namespace, "one", (first,)) == second
     assert placed(control_plane, namespace, "two", (first,)) == second  # although it is fuller
     assert placed(control_plane, namespace, "three", (second,)) == first
     assert placed(control_plane, namespace, "four", (first, second)) in two_nodes
 
 
-def placed(plane: ControlPlane, namespace: str, name: str, avoid: tuple[str, ...]) -> str:
+def placed(
+    plane: ControlPlane, namespace: str, name: str, avoid: tuple[str, ...], only: str | None = None
+) -> str:
     """Where the scheduler puts such a pod."""
-    job = job_of({"nodeSelector": {"mine": "yes"}, "tolerations": [{"key": "mine", "operator": "Exists"}]})
+    selector = {"mine": "yes"} if only is None else {"only": only}
+    job = job_of({"nodeSelector": selector, "tolerations": [{"key": "mine", "operator": "Exists"}]})
     made = pod_of(replace(job, namespace=namespace), avoid=avoid)
     made["metadata"]["name"] = name
     del made["metadata"]["ownerReferences"]  # of no job that exists here
