@@ -25,7 +25,7 @@ from resumable_operator.decide.observation import Job, Node, Worker
 Kind = Literal["job", "pod", "node"]
 Listener = Callable[[Change], None]
 
-MOST_DELETED = 50_000  # uids of deleted objects that are remembered
+MOST_DELETED = 20_000  # uids of deleted objects that are remembered
 TOMBSTONE_SECONDS = 600.0
 MOST_TOMBSTONES = 2_000  # of one job
 _KEPT_META = (
@@ -54,6 +54,9 @@ class KubeCache:
         self._clock = clock
         self._listeners: set[Listener] = set()
         self._deleted: OrderedDict[str, None] = OrderedDict()
+        self._listed: dict[
+            tuple[Kind, str | None], int
+        ] = {}  # version of the newest list, by namespace or all
         self._jobs: dict[str, JobEntry] = {}  # by key
         self._job_keys: dict[str, str] = {}  # by uid
         self._pods: dict[str, _Pods] = {}  # by uid of the job
@@ -70,15 +73,18 @@ class KubeCache:
         uid = str(obj["metadata"].get("uid") or "")
         if not uid or uid in self._deleted:
             return
-        if event_type == "DELETED":
+        deleted = event_type == "DELETED"
+        if deleted:
             self._remember_deleted(uid)
+        elif self._is_past(kind, obj, uid):
+            return
         match kind:
             case "job":
-                self._apply_job(obj, uid, event_type == "DELETED")
+                self._apply_job(obj, uid, deleted)
             case "pod":
-                self._apply_pod(obj, uid, event_type == "DELETED")
+                self._apply_pod(obj, uid, deleted)
             case "node":
-                self._apply_node(obj, uid, event_type == "DELETED")
+                self._apply_node(obj, uid, deleted)
 
     def replace(
         self, kind: Kind, objects: Iterable[Raw], resource_version: str, namespace: str | None = None
@@ -96,6 +102,7 @@ class KubeCache:
         What is newer than the list stays: it was created after it.
         """
         version = int(resource_version) if resource_version.isdecimal() else 0
+        self._listed[kind, namespace] = version
         ghosts = [
             (name, uid)
             for name, uid, known, where in self._known(kind)
@@ -117,6 +124,10 @@ class KubeCache:
             case "node":
                 self._drop_node(name)
 
+    def listed_version(self, kind: Kind, namespace: str | None = None) -> int:
+        """Of the newest full list; 0: there was none."""
+        return self._listed.get((kind, namespace), 0)
+
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call ``listener`` at every change; the answer unsubscribes."""
         self._listeners.add(listener)
@@ -125,6 +136,23 @@ class KubeCache:
     def tell(self, change: Change) -> None:
         for listener in tuple(self._listeners):
             listener(change)
+
+    def _is_past(self, kind: Kind, obj: Raw, uid: str) -> bool:
+        """An object that is not known although it is older than a list: it was gone before that."""
+        namespace = obj["metadata"].get("namespace")
+        listed = max(self.listed_version(kind), self.listed_version(kind, namespace))
+        return version_of(obj) <= listed and not self._knows(kind, obj["metadata"], uid)
+
+    def _knows(self, kind: Kind, meta: Raw, uid: str) -> bool:
+        known: JobEntry | PodEntry | NodeEntry | None
+        match kind:
+            case "job":
+                known = self._jobs.get(f"{meta['namespace']}/{meta['name']}")
+            case "pod":
+                known = self._pod_names.get((meta["namespace"], meta["name"]))
+            case "node":
+                known = self._nodes.get(meta["name"])
+        return known is not None and known.uid == uid
 
     def _known(self, kind: Kind) -> Iterator[tuple[str, str, int, str]]:
         """Name, uid, version and namespace of all objects of a kind."""

@@ -135,6 +135,11 @@ def deletion_grace_seconds(pod: Mapping[str, Any]) -> float | None:
     return float(meta.get("deletionGracePeriodSeconds") or 0) if meta.get("deletionTimestamp") else None
 
 
+def is_removed(answer: Mapping[str, Any]) -> bool:
+    """The answer to a deletion shows a pod that is there no more: nobody was to be waited for."""
+    return deletion_grace_seconds(answer) == 0 and not answer["metadata"].get("finalizers")
+
+
 # ---- parts -------------------------------------------------------------------------------------------
 
 

@@ -16,10 +16,11 @@ from typing import Literal, Protocol
 from resumable_operator import manifests
 from resumable_operator.clock import Clock
 from resumable_operator.cluster import kube_check
-from resumable_operator.cluster.kube_api import CLAIMS, JOBS, NODES, PODS, SECRETS, KubeApi, Resource
-from resumable_operator.cluster.kube_cache import Kind, KubeCache
-from resumable_operator.cluster.kube_entries import JobEntry, PodEntry, Raw, store_of
-from resumable_operator.cluster.kube_errors import AlreadyExists, Expired, NotFound
+from resumable_operator.cluster.kube_api import CLAIMS, JOBS, PODS, SECRETS, KubeApi
+from resumable_operator.cluster.kube_cache import KubeCache
+from resumable_operator.cluster.kube_compare import Comparison, delete_pod
+from resumable_operator.cluster.kube_entries import JobEntry, Raw, store_of
+from resumable_operator.cluster.kube_errors import AlreadyExists, NotFound
 from resumable_operator.cluster.kube_events import Events
 from resumable_operator.cluster.kube_invalid import with_invalid
 from resumable_operator.cluster.kube_pods import job_uid
@@ -28,27 +29,16 @@ from resumable_operator.decide.observation import Job, Node, Problem, Worker
 from resumable_operator.errors import (
     ClusterRefused,
     ConflictError,
-    ResumableError,
     RetryableError,
     SpecError,
 )
 from resumable_operator.model import JobStatus
 from resumable_operator.stored import to_stored
-from resumable_training.contract.labels import (
-    GROUP,
-    KIND,
-    LABEL_MANAGED_BY,
-    MANAGED_BY,
-    VERSION,
-    worker_name,
-)
+from resumable_training.contract.labels import GROUP, KIND, VERSION, worker_name
 
 logger = logging.getLogger(__name__)
 
-POD_SELECTOR = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 KEY_SECONDS = 30.0  # a job's Secret that was there is believed to be there this long
-LIST_TRIES = 3
-DELETIONS_AT_ONCE = 16
 
 
 class Keys(Protocol):
@@ -91,6 +81,7 @@ class KubernetesCluster:
         self._clock = clock
         self._settings = settings
         self._events = Events(api, clock)
+        self._comparison = Comparison(api, cache, settings.namespaces, nodes=self.node_signals)
         self._made_keys: dict[tuple[str, str], float] = {}  # (uid of job, id of key) -> when it was there
         self._key_locks: dict[tuple[str, str], asyncio.Lock] = {}
 
@@ -101,73 +92,12 @@ class KubernetesCluster:
 
         Raises:
             NotFound: the API has no such kind of jobs.
-            RetryableError, ClusterRefused
+            RetryableError, ClusterRefused: try again.
+            FatalError: begin anew.
         """
-        scopes: tuple[str | None, ...] = self._settings.namespaces or (None,)
-        for scope in scopes:
-            await self._compare("pod", PODS, scope, POD_SELECTOR)
-        for scope in scopes:  # after the pods: a pod's job is older than the pod
-            await self._compare("job", JOBS, scope)
-        if self.node_signals:
-            unknown = self.cache.unknown_nodes()  # before the list, which must have them if they exist
-            await self._compare("node", NODES, None)
-            for name in unknown:
-                self.cache.mark_gone(name)
-        self.cache.expire()
+        await self._comparison.run()
         self._forget_keys()
-        await self._delete_orphans()
-        self._point_at_unreadable()
         self.relisted_at = self._clock.now()
-
-    async def _compare(self, kind: Kind, resource: Resource, scope: str | None, labels: str = "") -> None:
-        """Part by part: a list of all pods at once would be held several times over."""
-        for _ in range(LIST_TRIES):
-            seen: set[str] = set()
-            version = ""
-            try:
-                async for page in self._api.pages(resource, scope, labels=labels):
-                    for obj in page.items:
-                        self.cache.apply(kind, None, obj)
-                        seen.add(str(obj["metadata"]["uid"]))
-                    version = page.resource_version
-            except Expired:
-                continue
-            ghosts = self.cache.prune(kind, seen, version, scope)
-            if ghosts and self.relisted_at is not None:
-                logger.warning("%d %ss had vanished without a word of the watch", ghosts, kind)
-            return
-        raise RetryableError(f"the list of {resource.plural} expired {LIST_TRIES} times under way")
-
-    async def _delete_orphans(self) -> None:
-        """Pods of jobs that are gone. The garbage collector does this, unless somebody cut the ties."""
-        orphans = [entry for entry in self.cache.orphans() if entry.deletion_grace_seconds is None]
-        gate = asyncio.Semaphore(DELETIONS_AT_ONCE)
-
-        async def delete(entry: PodEntry) -> None:
-            async with gate:
-                try:
-                    await self._delete_orphan(entry)
-                except ResumableError as error:
-                    logger.warning("orphan %s is not deleted: %s", entry.worker.name, error)
-
-        await asyncio.gather(*(delete(entry) for entry in orphans))
-
-    async def _delete_orphan(self, entry: PodEntry) -> None:
-        namespace, _, name = entry.job_key.partition("/")
-        found = await self._api.get(JOBS, name, namespace)
-        if found is not None and found["metadata"]["uid"] == entry.job_uid:
-            self.cache.apply("job", None, found)
-            return
-        logger.info("deleting %s/%s: its job is gone", namespace, entry.worker.name)
-        await self._delete_pod(entry, None)
-
-    def _point_at_unreadable(self) -> None:
-        """``jobs`` can't list them, but somebody has to tell their owners."""
-        for entry in self.cache.job_entries():
-            try:
-                entry.read()
-            except SpecError:
-                self.cache.tell(Change(entry.key, "relist"))
 
     def _forget_keys(self) -> None:
         for known in [known for known in self._made_keys if not self.cache.has_job(known[0])]:
@@ -385,21 +315,7 @@ class KubernetesCluster:
             return
         grace = math.ceil(grace_seconds)
         if entry.deletion_grace_seconds is None or grace < entry.deletion_grace_seconds:
-            await self._delete_pod(entry, grace)
-
-    async def _delete_pod(self, entry: PodEntry, grace_seconds: int | None) -> None:
-        answer = await self._api.delete(
-            PODS, entry.worker.name, entry.namespace, uid=entry.uid, grace_seconds=grace_seconds
-        )
-        if answer is None:
-            self._drop_pod(entry)
-        elif answer.get("kind") == "Pod":
-            self.cache.apply("pod", None, answer)
-
-    def _drop_pod(self, entry: PodEntry) -> None:
-        known = self.cache.pod(entry.namespace, entry.worker.name)
-        if known is not None and known.uid == entry.uid:
-            self.cache.drop("pod", f"{entry.namespace}/{entry.worker.name}", entry.uid)
+            await delete_pod(self._api, self.cache, entry, grace)
 
     # ---- watching ------------------------------------------------------------------------------------
 

@@ -1,0 +1,124 @@
+"""Comparing the cache with full lists: what a watch did not tell, and pods whose job is gone.
+
+Watches lose words: an object that vanished while one was down is never told about, and a slow one is ended by
+the server without an error. So all is listed now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from resumable_operator.cluster.kube_api import JOBS, NODES, PODS, KubeApi, Resource
+from resumable_operator.cluster.kube_cache import Kind, KubeCache
+from resumable_operator.cluster.kube_entries import PodEntry
+from resumable_operator.cluster.kube_errors import Expired
+from resumable_operator.cluster.kube_pods import is_removed
+from resumable_operator.cluster.port import Change
+from resumable_operator.errors import FatalError, ResumableError, RetryableError, SpecError
+from resumable_training.contract.labels import LABEL_MANAGED_BY, MANAGED_BY
+
+logger = logging.getLogger(__name__)
+
+POD_SELECTOR = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
+TRIES = 3
+DELETIONS_AT_ONCE = 16
+
+
+class Comparison:
+    """``run`` it once before work and then now and then.
+
+    Args:
+        namespaces: only these; none: the whole cluster.
+    """
+
+    def __init__(self, api: KubeApi, cache: KubeCache, namespaces: tuple[str, ...], *, nodes: bool) -> None:
+        self._api = api
+        self._cache = cache
+        self._scopes: tuple[str | None, ...] = namespaces or (None,)
+        self._nodes = nodes
+
+    async def run(self) -> None:
+        """Raises: NotFound (no such kind of jobs), RetryableError, ClusterRefused, FatalError."""
+        for scope in self._scopes:
+            await self._compare("pod", PODS, scope, POD_SELECTOR)
+        for scope in self._scopes:  # after the pods: a pod's job is older than the pod
+            await self._compare("job", JOBS, scope)
+        if self._nodes:
+            unknown = self._cache.unknown_nodes()  # before the list, which must have them if they exist
+            await self._compare("node", NODES, None)
+            for name in unknown:
+                self._cache.mark_gone(name)
+        self._cache.expire()
+        await self._delete_orphans()
+        self._point_at_unreadable()
+
+    async def _compare(self, kind: Kind, resource: Resource, scope: str | None, labels: str = "") -> None:
+        """Part by part: a list of all pods at once would be held several times over."""
+        for _ in range(TRIES):
+            seen: set[str] = set()
+            version = ""
+            try:
+                async for page in self._api.pages(resource, scope, labels=labels):
+                    version = page.resource_version
+                    self._refuse_the_past(kind, scope, version)
+                    for obj in page.items:
+                        self._cache.apply(kind, None, obj)
+                        seen.add(str(obj["metadata"]["uid"]))
+            except Expired:
+                continue
+            first = self._cache.listed_version(kind, scope) == 0
+            ghosts = self._cache.prune(kind, seen, version, scope)
+            if ghosts and not first:
+                logger.warning("of kind %s, %d had vanished without a word of the watch", kind, ghosts)
+            return
+        raise RetryableError(f"the list of {resource.plural} expired {TRIES} times under way")
+
+    def _refuse_the_past(self, kind: Kind, scope: str | None, version: str) -> None:
+        """Versions never run backwards, unless the API server's store was restored from a backup."""
+        if version.isdecimal() and int(version) < self._cache.listed_version(kind, scope):
+            raise FatalError("the API server's history has gone back; all that is known here is void")
+
+    async def _delete_orphans(self) -> None:
+        """The garbage collector does this, unless somebody has cut the ties."""
+        orphans = [entry for entry in self._cache.orphans() if entry.deletion_grace_seconds is None]
+        gate = asyncio.Semaphore(DELETIONS_AT_ONCE)
+
+        async def delete(entry: PodEntry) -> None:
+            async with gate:
+                try:
+                    await self._delete_orphan(entry)
+                except ResumableError as error:
+                    logger.warning("orphan %s is not deleted: %s", entry.worker.name, error)
+
+        await asyncio.gather(*(delete(entry) for entry in orphans))
+
+    async def _delete_orphan(self, entry: PodEntry) -> None:
+        namespace, _, name = entry.job_key.partition("/")
+        found = await self._api.get(JOBS, name, namespace)
+        if found is not None and found["metadata"]["uid"] == entry.job_uid:
+            self._cache.apply("job", None, found)
+            return
+        logger.info("deleting %s/%s: its job is gone", namespace, entry.worker.name)
+        await delete_pod(self._api, self._cache, entry, None)
+
+    def _point_at_unreadable(self) -> None:
+        """``KubernetesCluster.jobs`` can't list them, but somebody has to tell their owners."""
+        for entry in self._cache.job_entries():
+            try:
+                entry.read()
+            except SpecError:
+                self._cache.tell(Change(entry.key, "relist"))
+
+
+async def delete_pod(api: KubeApi, cache: KubeCache, entry: PodEntry, grace_seconds: int | None) -> None:
+    """Begin the deletion of this very pod, with its own grace if None is given; the cache knows at once."""
+    answer = await api.delete(
+        PODS, entry.worker.name, entry.namespace, uid=entry.uid, grace_seconds=grace_seconds
+    )
+    if answer is None:
+        known = cache.pod(entry.namespace, entry.worker.name)
+        if known is not None and known.uid == entry.uid:
+            cache.drop("pod", f"{entry.namespace}/{entry.worker.name}", entry.uid)
+    elif answer.get("kind") == "Pod":
+        cache.apply("pod", "DELETED" if is_removed(answer) else None, answer)
