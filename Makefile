@@ -17,10 +17,10 @@ PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3.14 p
 	if $$candidate -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
 	then echo $$candidate; break; fi; done)
 
-.PHONY: help setup demo test test-fast check format soak bench deploy clean
+.PHONY: help setup demo test test-fast check format soak bench deploy binaries cluster cluster-down clean
 
 help:  ## Say what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  Options: PYTHON=<python 3.11 or newer>, SEED=<number> for soak, ARGS='<more arguments>' for test, soak and bench"
 
 setup: $(STAMP)  ## Make .venv with everything in it (torch too); done once, and again when it changes
@@ -38,8 +38,8 @@ demo: $(STAMP)  ## Train a small GPT through a kill, a preemption, a hang and a 
 test: $(STAMP)  ## All tests but the soak
 	$(PY) -m pytest -q $(ARGS)
 
-test-fast: $(STAMP)  ## Tests that need neither torch nor whole runs
-	$(PY) -m pytest -q -m "not torch and not e2e and not soak and not bench" $(ARGS)
+test-fast: $(STAMP)  ## Tests that need neither torch, nor a cluster, nor whole runs
+	$(PY) -m pytest -q -m "not torch and not cluster and not e2e and not soak and not bench" $(ARGS)
 
 check: $(STAMP)  ## Lint, format, types, import layers, Python 3.9 syntax of contract and agent
 	$(PY) -m ruff check .
@@ -62,6 +62,15 @@ bench: $(STAMP)  ## Recovery time against torchrun, and cost of the loop; result
 deploy: $(STAMP)  ## Write the CRD from the models, and render deploy/ from the chart
 	$(PY) -m resumable_operator.crd
 	PYTHONPATH=tests $(PY) deploy/render.py
+
+binaries: $(STAMP)  ## Build the control plane and Helm that tests use, unless they are there (about 10 minutes, once)
+	PYTHONPATH=tests $(PY) -m bed build
+
+cluster: $(STAMP)  ## Start a Kubernetes cluster on this machine with the operator in it, and say what to type next
+	PYTHONPATH=tests $(PY) -m bed up --detach $(ARGS)
+
+cluster-down: $(STAMP)  ## Stop it
+	PYTHONPATH=tests $(PY) -m bed down
 
 clean:  ## Remove .venv, caches, build and benchmark results (not runs/)
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache .cache tests/bench/results

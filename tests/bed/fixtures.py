@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from bed import control_plane as planes
 from bed.api import Api, ApiError, path
 from bed.binaries import binary
 from bed.control_plane import ControlPlane
+from bed.nodes import Nodes
 from bed.processes import wait_until
 from resumable_operator.crd import crd
 
@@ -24,7 +26,10 @@ from resumable_operator.crd import crd
 PROGRAMS = {"control_plane": planes.PROGRAMS, "own_plane": planes.PROGRAMS, "helm": ("helm",)}
 NAMESPACE_SECONDS = 60.0
 
+OWN = "bed.example/own"
+
 MakeNamespace = Callable[..., str]
+AddNode = Callable[..., str]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -79,6 +84,38 @@ def own_plane(tmp_path: Path) -> Iterator[ControlPlane]:
     """A control plane that the test may harm."""
     with ControlPlane.start(tmp_path / "plane") as plane:
         yield plane
+
+
+@pytest.fixture(scope="session")
+def nodes(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Four nodes of the shared control plane, `node-1` to `node-4`. No test may harm them: see `add_node`."""
+    with Nodes.start(control_plane, tmp_path_factory.mktemp("nodes")) as running:
+        for number in range(1, 5):
+            running.add(f"node-{number}", cpu=8, memory="32Gi")
+        yield running
+
+
+@pytest.fixture
+def add_node(nodes: Nodes) -> Iterator[AddNode]:
+    """Call it for the name of a new node that the test may harm; it is removed after the test.
+
+    Only pods that tolerate its taint `bed.example/own` (NoSchedule) come there; its label of that name has
+    its own name as value, for a nodeSelector. Arguments are those of `Nodes.add`.
+    """
+    made: list[str] = []
+
+    def add(**settings: Any) -> str:
+        name = f"own-{secrets.token_hex(4)}"
+        own = f"{OWN}={name}"
+        settings["labels"] = {OWN: name, **settings.get("labels", {})}
+        settings["taints"] = [f"{own}:NoSchedule", *settings.get("taints", ())]
+        made.append(name)
+        nodes.add(name, **settings)
+        return name
+
+    yield add
+    for name in made:
+        nodes.remove(name)
 
 
 @pytest.fixture
