@@ -1,0 +1,48 @@
+"""Loopback addresses for nodes and pods: each bed on this machine takes a block 127.B.0.0/16 for itself."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+
+from bed.kubelet_api import Object
+
+BLOCKS = range(16, 255)
+WISH = "bed.resumable.dev/pod-ip"  # annotation: the address that a pod shall have, e.g. one that another had
+
+
+class Addresses:
+    """127.B.0.n for nodes, 127.B.1.1 and up for pods, none given twice.
+
+    The block is free again when we end.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self.block = _claim()
+        self._nodes = 0
+        self._pods = 0
+
+    def for_node(self) -> str:
+        """The next node's."""
+        self._nodes += 1
+        return f"127.{self.block}.0.{self._nodes}"
+
+    def for_pod(self, pod: Object) -> str:
+        """The one in its annotation, else the next."""
+        wish = (pod["metadata"].get("annotations") or {}).get(WISH)
+        if wish:
+            return str(wish)
+        high, low = divmod(self._pods, 254)
+        self._pods += 1
+        return f"127.{self.block}.{1 + high}.{1 + low}"
+
+
+def _claim() -> tuple[socket.socket, int]:
+    """An abstract socket per block is the lock: the kernel releases it, however its owner ends."""
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    for block in random.sample(BLOCKS, len(BLOCKS)):
+        with contextlib.suppress(OSError):
+            lock.bind(f"\0resumable-bed-127.{block}")
+            return lock, block
+    raise RuntimeError("no free block of loopback addresses: too many beds on this machine")
