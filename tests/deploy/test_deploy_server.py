@@ -30,8 +30,7 @@ Render = Callable[..., list[dict[str, Any]]]
 @pytest.fixture(autouse=True, scope="module")
 def crd(own_plane: ControlPlane) -> None:
     """Without it nothing else is known."""
-    own_plane.kubectl("apply", "--server-side", "-f", str(DEPLOY / "crd.yaml"))
-    own_plane.kubectl("wait", "--for=condition=Established", f"crd/{labels.PLURAL}.{labels.GROUP}")
+    own_plane.define_kind(yaml.safe_load((DEPLOY / "crd.yaml").read_text()))
 
 
 @pytest.fixture
@@ -92,7 +91,7 @@ def test_operators_pod_is_restricted(own_plane: ControlPlane, render: Render, pl
 
 def test_kustomization_applies_twice(own_plane: ControlPlane) -> None:
     """`kubectl apply -k deploy` works, changes nothing the second time, and can be taken back."""
-    own_plane.kubectl("apply", "--server-side", "-k", str(DEPLOY))
+    own_plane.kubectl("apply", "--server-side", "--force-conflicts", "-k", str(DEPLOY))
     where = path("apps/v1", "deployments", SYSTEM, "resumable-training")
     first = own_plane.api.get(where)["metadata"]["generation"]
     own_plane.kubectl("apply", "--server-side", "-k", str(DEPLOY))
