@@ -132,8 +132,8 @@ class Workers(SpecModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         """The CRD says the same in CEL: ``crd/rules.py``."""
-        if self.min_size > self.max_size:
-            raise ValueError(f"min ({self.min_size}) is above max ({self.max_size}): lower min or raise max")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min ({self.min}) is above max ({self.max}): lower min or raise max")
         if not self.min_size <= self.replicas <= self.max_size:
             raise ValueError(
                 f"replicas ({self.replicas}) must lie between min ({self.min_size}) and max ({self.max_size})"
