@@ -67,6 +67,7 @@ class FakeAgent:
     state: str = "idle"
     outcome: str | None = None
     master_port: int = 0
+    resume_from: str = ""  # what it finds in the store
     terminating: bool = False
     hung_since: float | None = None
     cut: str = ""  # "", "operator" or "all"
@@ -188,14 +189,14 @@ class World:
         for agent in self.agents.values():
             agent.last_heard = None
 
-    def run(self, seconds: float, until: str | None = None) -> None:
-        """Passes and ticks, until the job has that phase or the time is over."""
+    def run(self, seconds: float, until: str | None = None, tick: float = STEP_SECONDS) -> None:
+        """Passes and ticks, until the job has that phase or the time is over. Long ticks for long waits."""
         end = self.now + seconds
         while self.now < end:
             self.step()
             if until is not None and self.job.status.phase == until:
                 return
-            self.tick()
+            self.tick(tick)
 
     def change_spec(self, **changes: Any) -> None:
         """Replace fields of the spec, given as in YAML."""
@@ -239,6 +240,7 @@ class World:
             attempt=assignment.attempt if assignment else 0,
             digest=assignment.digest if assignment else "",
             master_port=agent.master_port,
+            resume_from=agent.resume_from if assignment else "",
             state=agent.state,
             outcome=agent.outcome,
             last_seq=len(agent.log),
