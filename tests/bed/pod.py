@@ -370,8 +370,8 @@ class Pod:
             "hostIPs": _replaced([{"ip": self.node.address}]),
             "podIP": self.address,
             "podIPs": _replaced([{"ip": self.address}]),
-            "initContainerStatuses": _replaced([statuses[item.name] for item in self.inits]),
-            "containerStatuses": _replaced([statuses[item.name] for item in self.mains]),
+            "initContainerStatuses": [statuses[item.name] for item in self.inits],
+            "containerStatuses": [statuses[item.name] for item in self.mains],
             **({"reason": verdict.reason, "message": verdict.message} if verdict else {}),
         }
 
