@@ -1,0 +1,162 @@
+"""Install, upgrade and uninstall on a real cluster with nodes: a running job keeps running."""
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bed.api import path
+from bed.control_plane import ControlPlane
+from bed.nodes import Nodes
+from bed.processes import wait_until
+from resumable_operator import keys
+from resumable_training.contract import labels
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "resumable-training"
+EXAMPLE = ROOT / "deploy" / "examples" / "gpt-pvc.yaml"
+JOBS = f"{labels.GROUP}/{labels.VERSION}"
+CRD = path("apiextensions.k8s.io/v1", "customresourcedefinitions", name=f"{labels.PLURAL}.{labels.GROUP}")
+SYSTEM, TEAM, RELEASE = "resumable-system", "team-a", "resumable-training"
+SECONDS = 120.0
+STATUS_EVERY_SECOND = ("--set", "extraArgs={--status-seconds=1}")
+
+Object = dict[str, Any]
+Helm = Callable[..., subprocess.CompletedProcess[str]]
+
+pytestmark = [pytest.mark.cluster, pytest.mark.e2e, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def nodes(own_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Two nodes of the file's own."""
+    with Nodes.start(own_plane, tmp_path_factory.mktemp("nodes")) as nodes:
+        nodes.add("node-1")
+        nodes.add("node-2")
+        yield nodes
+
+
+@pytest.fixture(scope="module")
+def release(own_plane: ControlPlane, nodes: Nodes, helm: Helm) -> Callable[..., None]:
+    """``release(*options)``: install or upgrade the chart, and wait until the operator is ready."""
+
+    def run(*options: str) -> None:
+        command = ("upgrade", "--install", RELEASE, CHART, "-n", SYSTEM, "--create-namespace")
+        waiting = ("--wait", "--timeout", f"{SECONDS:.0f}s")
+        helm(*command, *waiting, *STATUS_EVERY_SECOND, *options, kubeconfig=own_plane.kubeconfig)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def installed(own_plane: ControlPlane, release: Callable[..., None]) -> ControlPlane:
+    """The chart with its own values, in a namespace that lets in restricted pods only."""
+    restricted = {"pod-security.kubernetes.io/enforce": "restricted"}
+    for name in (SYSTEM, TEAM):
+        body = {"metadata": {"name": name, "labels": restricted}}
+        own_plane.api.create(path("v1", "namespaces"), body)
+    release()
+    own_plane.restart_controller_manager()  # it looks for new kinds of owners every 30 s only
+    return own_plane
+
+
+@pytest.fixture(scope="module")
+def training(installed: ControlPlane) -> str:
+    """The example with a volume, smaller and longer; its name. It has done its first steps."""
+    documents = list(yaml.safe_load_all(EXAMPLE.read_text()))
+    (job,) = [document for document in documents if document["kind"] == labels.KIND]
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    container["args"] = ["--steps", "1000000", "--layers", "1", "--width", "32", "--heads", "2"]
+    container["resources"] = {"requests": {"cpu": "1", "memory": "1Gi"}}
+    job["spec"]["workers"] = {"replicas": 2, "min": 1}
+    text = yaml.safe_dump_all(documents)
+    installed.kubectl("apply", "-n", TEAM, "-f", "-", input=text)
+    name: str = job["metadata"]["name"]
+    _await_step(installed, name, 1)
+    return name
+
+
+def _status(plane: ControlPlane, job: str) -> Object:
+    status: Object = plane.api.get(path(JOBS, labels.PLURAL, TEAM, job)).get("status") or {}
+    return status
+
+
+def _await_step(plane: ControlPlane, job: str, step: int) -> None:
+    def reached() -> bool:
+        return int(_status(plane, job).get("step") or 0) >= step
+
+    try:
+        wait_until(reached, SECONDS, f"step {step} of {job}", interval=0.2)
+    except TimeoutError as error:
+        error.add_note(plane.kubectl("describe", "rtj,pods", "-n", TEAM, check=False).stdout)
+        error.add_note(
+            plane.kubectl("logs", "-n", SYSTEM, f"deployment/{RELEASE}", check=False).stdout[-4000:]
+        )
+        raise
+
+
+def _pods(plane: ControlPlane, namespace: str, **selector: str) -> dict[str, str]:
+    """uid by name."""
+    wanted = ",".join(f"{key}={value}" for key, value in selector.items())
+    found = plane.api.list(path("v1", "pods", namespace), labelSelector=wanted)
+    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in found}
+
+
+def _life(plane: ControlPlane, nodes: Nodes, job: str) -> tuple[dict[str, str], dict[str, int], int]:
+    """What must not change while nothing happens to the job: pods, their first processes, the attempt."""
+    pods = _pods(plane, TEAM, **{labels.LABEL_JOB: job})
+    processes = {name: nodes.pids(TEAM, name)[0] for name in pods}
+    return pods, processes, _status(plane, job)["attempt"]["number"]
+
+
+def test_install_runs_the_operator(installed: ControlPlane) -> None:
+    """The operator's pod is ready under the restricted standard, logs JSON, and has its master key."""
+    (pod,) = installed.api.list(path("v1", "pods", SYSTEM))
+    (container,) = pod["status"]["containerStatuses"]
+    assert (container["ready"], container["restartCount"]) == (True, 0)
+    lines = installed.kubectl("logs", "-n", SYSTEM, f"deployment/{RELEASE}").stdout.splitlines()
+    assert "synced" in {json.loads(line).get("event") for line in lines}
+    assert installed.api.get(path("v1", "secrets", SYSTEM, keys.SECRET_NAME))["data"]
+
+
+def test_upgrade_leaves_a_running_job_alone(
+    installed: ControlPlane, nodes: Nodes, release: Callable[..., None], training: str
+) -> None:
+    """Another operator takes over; the job's pods, processes and attempt stay, and steps go on."""
+    before = _life(installed, nodes, training)
+    operator = _pods(installed, SYSTEM)
+    release("--set", "log.level=debug")
+    assert _pods(installed, SYSTEM).keys().isdisjoint(operator)
+    _await_step(installed, training, _status(installed, training)["step"] + 20)
+    assert _life(installed, nodes, training) == before
+
+
+def test_uninstall_keeps_jobs_and_their_kind(
+    installed: ControlPlane, nodes: Nodes, helm: Helm, release: Callable[..., None], training: str
+) -> None:
+    """Without the operator the CRD, jobs, master key and training stay; the next one takes over."""
+    before = _life(installed, nodes, training)
+    secret = path("v1", "secrets", SYSTEM, keys.SECRET_NAME)
+    master = installed.api.get(secret)["data"]
+    helm("uninstall", RELEASE, "-n", SYSTEM, "--wait", kubeconfig=installed.kubeconfig)
+    wait_until(lambda: not _pods(installed, SYSTEM), SECONDS, "the operator to go")
+    assert installed.api.find(CRD) is not None
+    assert installed.api.find(path("rbac.authorization.k8s.io/v1", "clusterroles", name=RELEASE)) is None
+    step = _status(installed, training)["step"]
+
+    release()
+    assert installed.api.get(secret)["data"] == master
+    _await_step(installed, training, step + 20)
+    assert _life(installed, nodes, training) == before
+
+
+def test_deleted_job_goes_with_its_pods(installed: ControlPlane, training: str) -> None:
+    """`kubectl delete rtj` takes the pods and the key along; the volume stays."""
+    installed.kubectl("delete", "rtj", training, "-n", TEAM, "--wait=false")
+    wait_until(lambda: not _pods(installed, TEAM, **{labels.LABEL_JOB: training}), SECONDS, "the pods to go")
+    assert installed.api.find(path(JOBS, labels.PLURAL, TEAM, training)) is None
+    assert installed.api.find(path("v1", "persistentvolumeclaims", TEAM, "gpt-checkpoints")) is not None
