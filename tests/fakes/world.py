@@ -173,7 +173,7 @@ class World:
             if crash_after is not None and effects >= crash_after:
                 self.restart_operator()
                 return plan
-            self._do(action)
+            self.do(action)
             effects += 1
         return plan
 
@@ -181,7 +181,8 @@ class World:
         """Store the status as JSON would."""
         stored = JobStatus.model_validate(json.loads(json.dumps(status.plain())))
         assert stored == status, "status must survive its JSON form"
-        self.job = replace(self.job, status=stored)
+        version = str(int(self.job.resource_version or 0) + 1)
+        self.job = replace(self.job, status=stored, resource_version=version)
         self._written_at = self.now
 
     def restart_operator(self) -> None:
@@ -262,7 +263,8 @@ class World:
 
     # ---- what actions do ----------------------------------------------------------------------------
 
-    def _do(self, action: act.Action) -> None:
+    def do(self, action: act.Action) -> None:
+        """Carry one action out."""
         match action:
             case act.CreateWorker():
                 self._create(action)
@@ -313,8 +315,9 @@ class World:
 
     def _assign(self, assignment: Assignment) -> None:
         status = self.job.status.attempt
-        assert (assignment.attempt, assignment.digest) == (status.number, status.digest), (
-            "sent before reserved"
+        assert assignment.attempt <= status.number, "sent before reserved"
+        assert assignment.attempt < status.number or assignment.digest == status.digest, (
+            "sent and not reserved"
         )
         agent = self._reachable(assignment.worker)
         if agent is None or agent.terminating:

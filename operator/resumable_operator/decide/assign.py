@@ -16,9 +16,18 @@ PRIOR_MTBF_SECONDS = 3600.0  # believed until interruptions say otherwise; worth
 
 
 def assignment(
-    job: Job, status: JobStatus, worker: str, master_port: int, env: dict[str, str] | None = None
+    job: Job,
+    status: JobStatus,
+    members: tuple[Member, ...],
+    worker: str,
+    master_port: int,
+    env: dict[str, str] | None = None,
 ) -> Assignment:
-    """The part of ``worker`` in the reserved attempt. ``master_port`` 0: its agent is to choose."""
+    """The part of ``worker`` in the reserved attempt. ``master_port`` 0: its agent is to choose.
+
+    Args:
+        members: ``contract_members`` of the attempt, made once for all its workers.
+    """
     attempt = status.attempt
     first = attempt.members[0]
     return Assignment(
@@ -27,7 +36,7 @@ def assignment(
         attempt=attempt.number,
         digest=attempt.digest,
         worker=worker,
-        members=contract_members(attempt.members),
+        members=members,
         master_address=first.address,
         master_port=master_port,
         high_water_samples=status.high_water_samples,
@@ -38,7 +47,18 @@ def assignment(
 
 
 def contract_members(members: tuple[MemberStatus, ...]) -> tuple[Member, ...]:
-    return tuple(Member(**member.model_dump(exclude={"node"})) for member in members)
+    return tuple(
+        Member(
+            worker=member.worker,
+            place=member.place,
+            incarnation=member.incarnation,
+            address=member.address,
+            agent_port=member.agent_port,
+            first_rank=member.first_rank,
+            ranks=member.ranks,
+        )
+        for member in members
+    )
 
 
 def limits(spec: JobSpec) -> Limits:

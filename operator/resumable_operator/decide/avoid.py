@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from resumable_operator.decide.conditions import set_if_known
 from resumable_operator.decide.draft import Draft
+from resumable_operator.decide.failure import first_witness
+from resumable_operator.decide.views import member_of
 
 TROUBLES = 2  # failures on one node within the window
 WINDOW_SECONDS = 3600.0
@@ -16,10 +18,16 @@ MOST_NODES = 64  # kept in status
 _NOT_ITS_FAULT = ("preempted", "evicted")
 
 
-def note_ending(draft: Draft, cause: str, node: str) -> None:
-    """An attempt ended unplanned because of a worker on ``node``."""
+def note_ending(draft: Draft, cause: str, worker: str) -> None:
+    """An attempt ended unplanned because of ``worker``."""
     if cause not in _NOT_ITS_FAULT:
-        note_trouble(draft, node)
+        note_trouble(draft, node_of_worker(draft, worker))
+
+
+def node_of_worker(draft: Draft, name: str) -> str:
+    """Where a worker is, or a member that is gone was; empty: not known."""
+    worker, member = draft.observation.worker(name), member_of(draft, name)
+    return (worker.node if worker else "") or (member.node if member else "")
 
 
 def note_trouble(draft: Draft, node: str) -> None:
@@ -43,8 +51,19 @@ def avoid_node(draft: Draft, node: str, why: str) -> None:
 
 
 def avoided(draft: Draft) -> tuple[str, ...]:
-    """Nodes to avoid now, by name."""
-    return tuple(sorted(node for node, until in draft.status.avoided.items() if draft.now < until))
+    """Nodes to avoid now, by name; that of an ending which is not settled yet, too."""
+    known = {node for node, until in draft.status.avoided.items() if draft.now < until}
+    return tuple(sorted(known | _about_to_be(draft)))
+
+
+def _about_to_be(draft: Draft) -> set[str]:
+    """A replacement is created at once, before the attempt's end is written down."""
+    witness = first_witness(draft.attempt.evidence) if draft.alive else None
+    if witness is None or witness.cause in _NOT_ITS_FAULT or draft.observation.capacity is not None:
+        return set()
+    node = node_of_worker(draft, witness.worker)
+    earlier = _recent(draft.status.node_troubles.get(node, ()), draft.now)
+    return {node} if node and len(earlier) + 1 >= TROUBLES else set()
 
 
 def forget_old(draft: Draft) -> None:

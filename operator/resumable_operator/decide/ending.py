@@ -13,7 +13,7 @@ from resumable_operator.decide.interruptions import append
 from resumable_operator.decide.requests import send_stop
 from resumable_operator.decide.success import excused, has_succeeded
 from resumable_operator.decide.terminal import fail, succeed
-from resumable_operator.decide.views import ended, heard_state, member_of
+from resumable_operator.decide.views import ended, heard_state
 from resumable_operator.model import Interruption
 from resumable_operator.words import counted
 from resumable_training.contract import events, exitcodes
@@ -140,13 +140,7 @@ def _record(draft: Draft, verdict: Verdict) -> None:
         draft.tell("Warning", "Interrupted", text)
     draft.note(text)
     if witness is not None and not verdict.planned:
-        note_ending(draft, verdict.cause, _node_of(draft, witness.worker))
-
-
-def _node_of(draft: Draft, name: str) -> str:
-    """Where a member was, also when it is gone."""
-    worker, member = draft.observation.worker(name), member_of(draft, name)
-    return (worker.node if worker else "") or (member.node if member else "")
+        note_ending(draft, verdict.cause, witness.worker)
 
 
 def _replace_lost(draft: Draft) -> None:

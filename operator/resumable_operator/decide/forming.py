@@ -9,7 +9,7 @@ from resumable_operator.decide.ending import begin_ending
 from resumable_operator.decide.fold import witnessed
 from resumable_operator.decide.interruptions import recovered
 from resumable_operator.decide.planned import unavoidable_change
-from resumable_operator.decide.views import has_assignment, known_state, rank_zero
+from resumable_operator.decide.views import assigned_members, has_assignment, known_state, rank_zero
 from resumable_operator.model import Evidence
 from resumable_training.contract import env
 
@@ -40,7 +40,9 @@ def step(draft: Draft) -> None:
     for worker in missing:
         if worker == first or port:
             offer = _offer(draft, worker == first)
-            draft.act(SendAssignment(assignment(draft.observation.job, draft.status, worker, port, offer)))
+            members = assigned_members(draft)
+            part = assignment(draft.observation.job, draft.status, members, worker, port, offer)
+            draft.act(SendAssignment(part))
     draft.note(
         f"attempt {attempt.number}: {len(missing)} of {len(attempt.members)} workers have no assignment yet"
     )

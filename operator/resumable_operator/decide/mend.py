@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from resumable_operator.decide.conditions import condition
 from resumable_operator.decide.draft import Draft
+from resumable_operator.decide.views import assigned_members
 from resumable_operator.model import AttemptStatus
+from resumable_training.contract.assignment import membership_digest
 
 
 def mend(draft: Draft) -> None:
     _raise_incarnations(draft)
     _mend_end(draft)
-    if draft.attempt.state != "ended" and not _is_whole(draft.attempt):
+    if draft.attempt.state != "ended" and not (_is_whole(draft.attempt) and _is_as_reserved(draft)):
         draft.set(attempt=AttemptStatus(number=max(0, draft.attempt.number)))
         text = "status.attempt was changed by another hand and makes no sense: the next attempt starts"
         draft.tell("Warning", "StatusMended", text)
@@ -46,6 +48,15 @@ def _mend_end(draft: Draft) -> None:
         failed = condition(draft.status, "Failed")
         draft.set(phase="Failed" if failed is not None and failed.status == "True" else "Succeeded")
         draft.tell("Warning", "StatusMended", f"status.phase {phase} was written by another hand; undone")
+
+
+def _is_as_reserved(draft: Draft) -> bool:
+    """What is still to be sent is what was reserved: one attempt has one membership."""
+    attempt = draft.attempt
+    if attempt.state != "forming":
+        return True
+    members = assigned_members(draft)
+    return attempt.digest == membership_digest(draft.observation.job.uid, attempt.number, members)
 
 
 def _is_whole(attempt: AttemptStatus) -> bool:

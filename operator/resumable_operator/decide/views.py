@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from resumable_operator.decide.assign import contract_members
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.observation import Agent, Node, Worker
 from resumable_operator.model import MemberStatus
+from resumable_training.contract.assignment import Member
 from resumable_training.contract.events import HEARTBEAT_SECONDS, AgentState
 
 SILENT_AFTER_SECONDS = 6 * HEARTBEAT_SECONDS  # a stream that says nothing this long is silent
@@ -67,6 +69,15 @@ def member_of(draft: Draft, worker: str) -> MemberStatus | None:
     if not known:
         known.update({member.worker: member for member in draft.attempt.members})
     return known.get(worker)
+
+
+def assigned_members(draft: Draft) -> tuple[Member, ...]:
+    """The members as agents are told: one tuple for all assignments of a pass."""
+    known = draft.memo("assigned members", draft.attempt.members)
+    if not known:
+        known["members"] = contract_members(draft.attempt.members)
+    members: tuple[Member, ...] = known["members"]
+    return members
 
 
 def rank_zero(draft: Draft) -> MemberStatus:

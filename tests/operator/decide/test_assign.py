@@ -9,6 +9,7 @@ import pytest
 from resumable_operator.decide.assign import (
     assignment,
     checkpoint_config,
+    contract_members,
     limits,
     mtbf_seconds,
     processes_per_worker,
@@ -134,7 +135,8 @@ def test_assignment() -> None:
     status = JobStatus(
         attempt=AttemptStatus(number=7, digest="d", members=members, world_size=4), high_water_samples=99
     )
-    made = assignment(Job("ns", "w", "uid", 1, spec(), status), status, "w-1-1", 20001)
+    job, members = Job("ns", "w", "uid", 1, spec(), status), contract_members(status.attempt.members)
+    made = assignment(job, status, members, "w-1-1", 20001)
     assert (made.job, made.job_uid, made.attempt, made.digest) == ("ns/w", "uid", 7, "d")
     assert (made.master_address, made.master_port, made.world_size) == ("10.0.0.0", 20001, 4)
     assert made.member().first_rank == 2

@@ -220,3 +220,43 @@ def test_a_script_without_the_library_is_drained_too() -> None:
     world.run(3.0)
     assert world.job.status.phase == "Suspended"
     assert world.job.status.interruption_counts == {"suspend": 1}
+
+
+def test_a_suspended_job_is_no_older_for_it() -> None:
+    """activeDeadlineSeconds leaves out the time in which the job was suspended."""
+    world = running(activeDeadlineSeconds=20.0)
+    world.change_spec(suspend=True)
+    world.run(60.0, tick=0.5)
+    assert world.job.status.phase == "Suspended"
+    world.change_spec(suspend=False)
+    world.run(5.0)
+    assert world.job.status.phase == "Running"
+    world.run(20.0)
+    assert (world.job.status.phase, world.job.status.failure_class) == ("Failed", "deadline")
+
+
+def test_replicas_that_flap_cost_few_restarts() -> None:
+    """An autoscaler that changes its mind all the time: growing waits for the cool-down, each time."""
+    world = running({"replicas": 3, "min": 1, "max": 3}, recovery={"growCooldownSeconds": 20.0})
+    for _ in range(20):
+        for replicas in (2, 3):
+            world.change_spec(workers={"replicas": replicas, "min": 1, "max": 3})
+            world.run(1.0)
+    assert world.job.status.attempt.number <= 4
+
+
+def test_all_spot_nodes_are_taken_at_once() -> None:
+    """Every node has a notice: all is saved, the job waits, and goes on at the same step on other nodes."""
+    world = running()
+    for place in range(3):
+        world.preempt(f"train-{place}-1", 8.0)
+    world.room = 0
+    world.run(15.0)
+    done = world.groups[1].step
+    assert world.committed == done
+    assert world.job.status.size == 0
+    world.room = None
+    world.run(60.0)
+    assert world.job.status.phase == "Running"
+    assert world.groups[2].start == done
+    assert world.job.status.interruptions[-1].rework_steps == 0

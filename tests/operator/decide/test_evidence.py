@@ -99,6 +99,16 @@ def test_not_ready_but_reporting_is_replaced_at_a_checkpoint() -> None:
     assert plan.status.attempt.drain_cause == "drained"
 
 
+def test_not_ready_nodes_everywhere_are_the_control_planes_trouble() -> None:
+    """Most nodes NotReady while their agents report: nothing is replaced, there would be nowhere to go."""
+    world = running()
+    for place in (0, 1):
+        world.nodes[f"node-{place}"] = Node(f"node-{place}", ready=False)
+    world.run(30.0)
+    assert world.job.status.attempt.number == 1
+    assert world.job.status.interruptions == ()
+
+
 def test_drain_on_cordon() -> None:
     """With drainOnCordon a cordon is a planned end."""
     plan = see(running(drainOnCordon=True), node(cordoned=True))

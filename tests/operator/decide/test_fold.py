@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resumable_operator.decide.actions import EmitEvent
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.failure import judge
 from resumable_operator.decide.fold import fold_events, in_order
 from resumable_operator.decide.ledger import open_ledger
-from resumable_operator.decide.observation import Job, Observation, TimedEvent
+from resumable_operator.decide.observation import Agent, Job, Observation, TimedEvent
 from resumable_operator.model import (
     AttemptStatus,
     BudgetStatus,
@@ -22,7 +26,7 @@ from resumable_operator.model import (
 )
 from resumable_training.contract import events, exitcodes
 from resumable_training.contract.codec import to_plain
-from resumable_training.contract.events import Event, ProgressReport
+from resumable_training.contract.events import AgentState, Event, ProgressReport
 
 BASE = JobStatus(
     started_at=100.0,
@@ -176,11 +180,65 @@ def test_resume_from_holds_for_one_restore() -> None:
     assert folded.must_write
 
 
-def test_malformed_events_do_not_stop_the_job() -> None:
-    """An event that says nothing sensible is passed over and noted."""
-    draft = fold([event(events.PROGRESS, 1, rank="zero"), progress(2, 7)])
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        event(events.PROGRESS, 1, rank="zero"),
+        progress(1, 2**60),
+        progress(1, -5),
+        progress(1, 3, phase_ms={"productive": 10**30}),
+        event(events.RESTORED, 1, step="twelve", samples=0),
+        event(events.RESTORED, 1, step=1, samples=8, fallback=["step-1"]),
+        event(events.CHECKPOINT, 1, step=1, samples=None, checkpoint="step-1"),
+        event(events.CHECKPOINT, 1, step=10**400, samples=8, checkpoint="step-1"),
+        event(events.RANK_EXITED, 1, rank=0, code="one", own=True),
+        event(events.HANG, 1, rank="one", silent_ms=3),
+        event(events.HANG, 1, rank=1, silent_ms=float("nan")),
+        event(events.ATTEMPT_ENDED, 1, outcome="splendid"),
+        event(events.ATTEMPT_ENDED, 1, outcome=["drained"]),
+    ],
+)
+def test_malformed_events_do_not_stop_the_job(nonsense: TimedEvent) -> None:
+    """An event that says nothing sensible is passed over and noted; those after it count."""
+    draft = fold([nonsense, progress(2, 7)])
     assert draft.status.step == 7
     assert "not understood" in draft.notes[0]
+    assert draft.attempt.evidence == ()
+    assert draft.attempt.outcomes == {}
+
+
+def test_numbers_that_json_lacks_are_not_kept() -> None:
+    """A loss that became NaN is no loss, and the status stays JSON."""
+    draft = fold([progress(1, 7, loss=float("nan"), step_seconds=float("inf"))])
+    assert draft.status.loss is None
+    json.dumps(draft.status.plain(), allow_nan=False)
+
+
+def test_a_report_from_the_future_moves_no_clock() -> None:
+    """An agent with nonsense in its times can't push the ledger beyond now."""
+    late = ProgressReport(0, 0, 10**12, "productive", 7, 56, {"productive": 10**12})
+    draft = fold([event(events.PROGRESS, 1, **to_plain(late))])
+    assert draft.status.ledger.settled_at <= 120_000
+    assert draft.attempt.last_progress_at is not None
+    assert draft.attempt.last_progress_at <= 120.0
+
+
+def test_dropped_events_are_stepped_over_and_said() -> None:
+    """An agent that was alone for so long that its log ran over: what is left is folded, with one warning."""
+    state = AgentState("b", "w-0-1", attempt=2, state="running", last_seq=50, first_seq=41)
+    job = Job("local", "w", "uid", 1, parse_spec({"workers": {"replicas": 1}}), BASE)
+    agents = {"w-0-1": Agent("w-0-1", True, state, 119.0)}
+    draft = Draft(Observation(job, agents=agents, events=(progress(45, 7),)), 120.0, BASE)
+    fold_events(draft)
+    assert draft.status.step == 7
+    assert draft.status.cursors == {"b": 45}
+    told = [action for action in draft.actions if isinstance(action, EmitEvent)]
+    assert [(item.reason, item.message) for item in told] == [
+        ("EventsLost", "w-0-1 dropped its events 1 to 40 before they could be read")
+    ]
+    again = Draft(Observation(replace(job, status=draft.status), agents=agents), 121.0, draft.status)
+    fold_events(again)
+    assert again.actions == []
 
 
 def test_cursors_of_dead_boots_go_when_all_living_are_known() -> None:

@@ -178,3 +178,55 @@ def test_ranks_follow_places(ranks: int) -> None:
         (2, 2 * ranks),
     ]
     assert world.job.status.attempt.world_size == 3 * ranks
+
+
+def test_without_a_look_at_nodes_a_stuck_pod_is_forced_much_later() -> None:
+    """Where nodes may not be looked at only time tells that one is dead: minutes beyond any grace."""
+    world = world_of(recovery={"drainSeconds": 30.0})
+    world.run(2.0)
+    world.agents["train-1-1"].stuck = True
+    world.cut("train-1-1", "all")
+    world.kill_rank("train-0-1")
+    world.run(20.0)
+    assert world.agents["train-1-1"].deleting
+    world.run(250.0, tick=1.0)
+    assert "train-1-1" in world.agents
+    world.run(120.0, tick=1.0)
+    assert "train-1-1" not in world.agents
+
+
+def test_a_living_node_ends_its_pods_itself() -> None:
+    """On a node that is ready nothing is forced, however long a deletion takes."""
+    world = world_of(spares=1)
+    world.run(2.0)
+    spare = world.agents["train-3-1"]
+    spare.stuck = spare.deleting = True
+    spare.deleting_since = world.now
+    world.nodes["node-3"] = Node("node-3")
+    world.run(900.0, tick=1.0)
+    assert "train-3-1" in world.agents
+
+
+def test_an_agent_on_a_dead_node_that_is_heard_is_asked_to_end() -> None:
+    """The kubelet is gone, the network is not: the old agent does not hold its devices until a heal."""
+    world = world_of()
+    world.run(2.0)
+    world.nodes["node-1"] = Node("node-1", ready=False)
+    world.agents["train-1-1"].stuck = True
+    world.run(30.0)
+    assert world.job.status.attempt.number == 2
+    assert world.agents["train-1-1"].alive
+    world.run(20.0)
+    assert "train-1-1" not in world.agents or not world.agents["train-1-1"].alive
+
+
+def test_a_cordoned_nodes_ready_worker_is_used() -> None:
+    """A cordon keeps new pods away; a worker that is there takes part in the next attempt."""
+    world = world_of()
+    world.run(2.0)
+    world.nodes["node-1"] = Node("node-1", cordoned=True)
+    world.kill_rank("train-0-1")
+    world.run(3.0)
+    assert world.job.status.attempt.number == 2
+    assert "train-1-1" in {member.worker for member in world.job.status.attempt.members}
+    assert sorted(world.agents) == ["train-0-1", "train-1-1", "train-2-1"]

@@ -68,7 +68,10 @@ def _convert(kind: Any, plain: Any, where: str) -> Any:
         return plain
     if kind is float:
         _expect(isinstance(plain, (int, float)) and not isinstance(plain, bool), where, "a number", plain)
-        return float(plain)
+        try:
+            return float(plain)
+        except OverflowError as error:  # an integer beyond all floats
+            raise ContractError("%s is too large a number" % where) from error
     if kind is int:
         _expect(isinstance(plain, int) and not isinstance(plain, bool), where, "an integer", plain)
         return plain

@@ -1,0 +1,124 @@
+"""Nodes where workers fail again and again: avoided for a while, softly, and shown."""
+
+from __future__ import annotations
+
+from world import World
+
+from resumable_operator.decide.actions import CreateWorker
+from resumable_operator.decide.avoid import AVOID_SECONDS
+from resumable_operator.decide.conditions import condition
+
+
+def running(capacity: int | None = None, **workers: object) -> World:
+    spec = {"workers": {"replicas": 3, "min": 1, **workers}, "recovery": {"budgets": {"withoutProgress": 99}}}
+    world = World(spec, capacity=capacity, steps=100_000)
+    world.run(3.0, until="Running")
+    return world
+
+
+def lose(world: World, place: int) -> None:
+    """The worker of that place is killed with its agent; the next one runs at the same node."""
+    name = next(name for name, agent in world.agents.items() if agent.place == place and agent.alive)
+    world.kill_worker(name)
+    world.run(15.0)
+
+
+def created(world: World) -> list[CreateWorker]:
+    return [action for plan in world.plans for action in plan.actions if isinstance(action, CreateWorker)]
+
+
+def shown(world: World) -> tuple[str, str]:
+    known = condition(world.job.status, "NodeAvoided")
+    return (known.status, known.message) if known else ("", "")
+
+
+def test_two_failures_on_a_node_make_it_avoided() -> None:
+    """The first does not, the second does: said once, shown, and heeded by what is created from then on."""
+    world = running()
+    lose(world, 1)
+    assert shown(world) == ("", "")
+    lose(world, 1)
+    assert shown(world)[0] == "True"
+    assert "node-1" in shown(world)[1]
+    assert created(world)[-1].avoid == ("node-1",)
+    assert len([event for event in world.emitted if event.reason == "NodeAvoided"]) == 1
+    assert list(world.job.status.avoided) == ["node-1"]
+
+
+def test_the_node_is_known_when_the_pod_is_gone() -> None:
+    """A member that vanished without a trace is still counted against its node."""
+    world = running()
+    for _ in range(2):
+        name = next(name for name, agent in world.agents.items() if agent.place == 1)
+        world.kill_worker(name)
+        del world.agents[name]
+        world.run(15.0)
+    assert list(world.job.status.avoided) == ["node-1"]
+
+
+def test_avoiding_ends() -> None:
+    """After an hour the node is like any other, though nothing else happens to it."""
+    world = running()
+    lose(world, 1)
+    lose(world, 1)
+    world.now += AVOID_SECONDS
+    world.step()
+    assert shown(world)[0] == "False"
+    assert world.job.status.avoided == {}
+
+
+def test_old_failures_do_not_count() -> None:
+    """Two failures more than an hour apart are two accidents."""
+    world = running()
+    lose(world, 1)
+    world.now += 4000.0
+    lose(world, 1)
+    assert world.job.status.avoided == {}
+
+
+def test_preemptions_are_not_the_nodes_fault() -> None:
+    """Spot nodes come and go."""
+    world = running()
+    for _ in range(3):
+        name = next(name for name, agent in world.agents.items() if agent.place == 1 and agent.alive)
+        world.preempt(name, 0.0)
+        world.run(15.0)
+    assert world.job.status.interruption_counts["preempted"] >= 2
+    assert world.job.status.avoided == {}
+
+
+def test_workers_that_fail_to_start_count() -> None:
+    """Two starts that fail on one node are enough."""
+    world = World({"workers": {"replicas": 2, "min": 1}}, steps=100_000)
+    for _ in range(60):
+        for agent in world.agents.values():
+            if agent.place == 1 and agent.phase == "running":
+                agent.phase, agent.exit_code = "failed", 2
+        world.step()
+        world.tick()
+    assert list(world.job.status.avoided) == ["node-1"]
+
+
+def test_a_spare_elsewhere_is_preferred() -> None:
+    """With more workers than needed those on avoided nodes are left out, without a restart for it."""
+    world = running(spares=1)
+    for _ in range(2):
+        world.kill_rank("train-1-1")
+        world.run(5.0)
+    assert list(world.job.status.avoided) == ["node-1"]
+    world.kill_rank("train-0-1")
+    world.run(5.0)
+    assert {member.worker for member in world.job.status.attempt.members} == {
+        "train-0-1",
+        "train-2-1",
+        "train-3-1",
+    }
+
+
+def test_one_machine_is_one_machine() -> None:
+    """Where the room is known all places are on the same hardware: nothing is avoided."""
+    world = running(capacity=3)
+    lose(world, 1)
+    lose(world, 1)
+    assert world.job.status.avoided == {}
+    assert all(action.avoid == () for action in created(world))
