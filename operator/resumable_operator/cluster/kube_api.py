@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import random
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ TRIES = 4
 FIRST_WAIT_SECONDS = 0.1
 LONGEST_WAIT_SECONDS = 5.0  # a server that asks for more is left to the caller's own backoff
 RELOAD_SECONDS = 5.0  # credentials are read anew at most this often
+_OTHER_UID = re.compile(r"UID in (the )?precondition")
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 Reload = Callable[[Configuration], Awaitable[None]]
@@ -261,7 +263,7 @@ class KubeApi:
         except NotFound:
             return None
         except ConflictError as error:
-            if uid and "UID in precondition" in str(error):
+            if uid and _OTHER_UID.search(str(error)):
                 return None  # another object has the name now
             raise
 

@@ -72,7 +72,9 @@ def template_problems(job: Job, pod: Raw, error: ClusterRefused) -> list[Problem
             return []  # a webhook of somebody's can't tell
         if not error.fields:
             return [Problem(TEMPLATE, "TemplateInvalid", str(error))]
-        return [_field_problem(job, pod, field) for field in error.fields]
+        found = [_field_problem(job, pod, field) for field in error.fields]
+        own = [problem for problem in found if "(" not in problem.field]
+        return own or found  # what was added repeats what is wrong in the template, such as resources
     if error.reason == "AdmissionDenied":
         return [_denial(str(error))]
     if error.reason == "Forbidden":
