@@ -82,6 +82,15 @@ class Standing:
 
     def holder(self) -> int | None:
         """Process id of the holder, ready or not; None when nobody holds it."""
+        deadline = time.monotonic() + STOP_SECONDS
+        while (pid := self._look()) == 0:
+            if time.monotonic() > deadline:
+                raise StandingError(f"{self._lock_file} is held by a process that does not say its id")
+            time.sleep(0.02)
+        return pid
+
+    def _look(self) -> int | None:
+        """As `holder`; 0 in the moments in which it has no id: just taken, or about to be free."""
         try:
             with self._lock_file.open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -89,8 +98,7 @@ class Standing:
         except FileNotFoundError:
             return None
         except BlockingIOError:
-            wait_until(lambda: bool(self._lock_file.read_text()), 5, "the holder to write its process id")
-            return int(self._lock_file.read_text())
+            return int(self._lock_file.read_text() or 0)
 
     def state(self) -> dict[str, Any]:
         """Of a ready cluster; NotRunning otherwise."""
@@ -136,7 +144,8 @@ class Standing:
         try:
             wait_until(lambda: self.holder() != pid, STOP_SECONDS, "the cluster to stop", interval=0.1)
         except TimeoutError:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
             wait_until(lambda: self.holder() != pid, STOP_SECONDS, "the cluster to end", interval=0.1)
         return True
 
