@@ -6,6 +6,7 @@ has no side effects and it does no I/O.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, SerializationInfo, WithJsonSchema
@@ -27,7 +28,7 @@ from resumable_operator.spec import (
     Workers,
     parse_spec,
 )
-from resumable_operator.times import rfc3339, seconds_of
+from resumable_operator.times import LAST_SECOND, rfc3339, seconds_of
 
 __all__ = [
     "LONGEST_NAME",
@@ -66,7 +67,10 @@ def _read_time(value: Any) -> Any:
 
 
 def _write_time(value: float, info: SerializationInfo) -> float | str:
-    return rfc3339(value) if info.context == STORED else value
+    """A time that no calendar has can only come from an agent's nonsense; it must not stop the write."""
+    if info.context != STORED:
+        return value
+    return rfc3339(min(max(value, 0.0), LAST_SECOND) if math.isfinite(value) else 0.0)
 
 
 Time = Annotated[

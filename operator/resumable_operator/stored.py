@@ -22,6 +22,8 @@ PACK_ABOVE = 24 * 1024  # bytes of JSON
 MOST_BYTES = 60 * 1024  # of JSON; above it old details are given up
 LONGEST_TEXT = 2048  # characters; above what any field of the spec that is kept here can hold
 
+_LARGEST = 2**63 - 1
+
 _BOOK_KEEPING = (  # by path in the stored form
     ("attempt", "members"),
     ("attempt", "outcomes"),
@@ -127,11 +129,13 @@ def _hidden(text: Any) -> dict[str, Any]:
 
 
 def _clean(value: Any) -> Any:
-    """Bounded texts that are Unicode, and numbers that JSON has: no agent's word may spoil the status."""
+    """Bounded Unicode, and numbers that the API server has: no agent's word may spoil the status."""
     if isinstance(value, dict):
         return {_text(key): _clean(item) for key, item in value.items() if not _is_odd(item)}
     if isinstance(value, list):
         return [_clean(item) for item in value if not _is_odd(item)]
+    if type(value) is int:
+        return min(max(value, -_LARGEST), _LARGEST)
     return _text(value) if isinstance(value, str) else value
 
 

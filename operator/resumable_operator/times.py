@@ -6,6 +6,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
+LAST_SECOND = 253402300799.0  # of the year 9999
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FORM = re.compile(r"(\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d)(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
 

@@ -41,7 +41,8 @@ def any_status() -> st.SearchStrategy[JobStatus]:
 
 def _model(model: type[BaseModel]) -> st.SearchStrategy[Any]:
     hints = typing.get_type_hints(model, include_extras=True)
-    return st.builds(model, **{name: _values(hints[name]) for name in model.model_fields})
+    fields = {name: _values(hints[name]) for name in model.model_fields}
+    return st.fixed_dictionaries(fields).map(lambda values: model(**values))
 
 
 def _values(kind: Any) -> st.SearchStrategy[Any]:
