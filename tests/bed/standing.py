@@ -23,14 +23,11 @@ from typing import Any, TextIO
 
 from bed.binaries import binary, cache_directory
 from bed.control_plane import PROGRAMS, ControlPlane
+from bed.install import InstallFailed, install
 from bed.nodes import Nodes, NodesError
 from bed.processes import wait_until
 
 ROOT = Path(__file__).parents[2]
-CHART = ROOT / "charts" / "resumable-training"
-OPERATOR_NAMESPACE = "resumable-system"
-RELEASE = "resumable-training"
-HELM_SECONDS = 180
 STOP_SECONDS = 60.0
 LOOK_SECONDS = 1.0
 
@@ -180,7 +177,10 @@ def hold(standing: Standing, node_count: int, operator: bool) -> Iterator[str]:
             nodes.add(f"node-{number}", cpu=8, memory="32Gi")
         if operator:
             yield "installing the operator from charts/resumable-training"
-            install_operator(plane)
+            try:
+                install(plane)
+            except InstallFailed as error:
+                raise NotReady(str(error)) from error
         standing.state_file.write_text(json.dumps({"pid": os.getpid(), "kubeconfig": str(plane.kubeconfig)}))
         yield READY
 
@@ -217,21 +217,6 @@ def what_next(standing: Standing, operator: bool) -> str:
         "",
     ]
     return "\n".join([*begin, *(job if operator else []), *end])
-
-
-def install_operator(plane: ControlPlane) -> None:
-    """`helm install` with the chart's own values; returns when it is available, NotReady with the reason."""
-    command = [binary("helm"), "upgrade", "--install", RELEASE, CHART, "--namespace", OPERATOR_NAMESPACE]
-    result = subprocess.run(
-        [*command, "--create-namespace", "--wait", "--timeout", f"{HELM_SECONDS}s"],
-        env={**os.environ, "KUBECONFIG": str(plane.kubeconfig)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if result.returncode:
-        pods = plane.kubectl("get", "pods,events", "-n", OPERATOR_NAMESPACE, check=False).stdout
-        raise NotReady(f"the operator was not installed:\n{result.stderr}\n{pods}")
 
 
 def start_in_background(standing: Standing, arguments: list[str]) -> None:

@@ -1,0 +1,75 @@
+"""Helm, and the operator from the chart, as a user installs it. Used by standing.py and by tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bed.binaries import binary
+from bed.control_plane import ControlPlane
+
+CHART = Path(__file__).parents[2] / "charts" / "resumable-training"
+NAMESPACE = "resumable-system"
+RELEASE = "resumable-training"
+WAIT_SECONDS = 180
+
+# All pods of the bed share the machine's ports, and two operators may run on it: each has its pod's address.
+VALUES: Mapping[str, Any] = {
+    "extraEnv": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+    "extraArgs": ["--bind-address=$(POD_IP)"],
+}
+
+
+class InstallFailed(Exception):
+    """Helm gave up; the message has its words and the state of the operator's pods."""
+
+
+def helm(
+    plane: ControlPlane, *arguments: str | Path, input: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run Helm as admin of this cluster, with none of the user's own Helm files; it is not checked."""
+    home = plane.directory / "helm"
+    own = {name: str(home / name) for name in ("HELM_CONFIG_HOME", "HELM_CACHE_HOME", "HELM_DATA_HOME")}
+    return subprocess.run(
+        [binary("helm"), *arguments],
+        env={**os.environ, **own, "KUBECONFIG": str(plane.kubeconfig)},
+        input=input,
+        stdin=subprocess.DEVNULL if input is None else None,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def install(
+    plane: ControlPlane,
+    values: Mapping[str, Any] | None = None,
+    *,
+    release: str = RELEASE,
+    namespace: str = NAMESPACE,
+) -> None:
+    """Install the chart, or upgrade to it, with `values` over VALUES; returns when it is available.
+
+    Needs nodes. Raises InstallFailed.
+    """
+    result = helm(
+        plane,
+        *("upgrade", "--install", release, CHART, "--namespace", namespace, "--create-namespace"),
+        *("--wait", "--timeout", f"{WAIT_SECONDS}s", "--values", "-"),
+        input=json.dumps({**VALUES, **(values or {})}),
+    )
+    if result.returncode:
+        pods = plane.kubectl("get", "pods,events", "-n", namespace, check=False).stdout
+        log = plane.kubectl("logs", "-n", namespace, f"deploy/{release}", "--tail=20", check=False)
+        raise InstallFailed(f"{result.stderr}\n{pods}\n{log.stdout}{log.stderr}")
+
+
+def uninstall(plane: ControlPlane, *, release: str = RELEASE, namespace: str = NAMESPACE) -> None:
+    """Remove the release; jobs and the CRD stay. Raises InstallFailed."""
+    result = helm(plane, "uninstall", release, "--namespace", namespace, "--wait")
+    if result.returncode:
+        raise InstallFailed(result.stderr)
