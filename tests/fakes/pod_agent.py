@@ -21,6 +21,7 @@ from resumable_training.contract import env
 from resumable_training.contract.codec import to_json
 
 NEEDED = (3, 9)
+UNKNOWN_USER = 64321
 PRIVILEGE = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
 # First process of its own PID namespace; dies with `unshare`.
 AS_PID_1 = ("unshare", *PRIVILEGE, "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -159,7 +160,13 @@ class LockedPodAgent(PodAgent):
     def __init__(self, directory: Path, command: tuple[str, ...], **changes: Any) -> None:
         scratch = directory / "scratch"
         scratch.mkdir(parents=True)
-        drop = ("setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "--no-new-privs")
+        drop = (
+            "setpriv",
+            f"--reuid={UNKNOWN_USER}",
+            f"--regid={UNKNOWN_USER}",
+            "--clear-groups",
+            "--no-new-privs",
+        )
         wrapper = ("unshare", *PRIVILEGE, "--mount", "sh", "-c", _LOCKED, "locked")
         super().__init__(
             directory,

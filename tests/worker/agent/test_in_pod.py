@@ -15,6 +15,7 @@ import pytest
 from agent_process import KEY, AgentProcess, script, wait_until
 from pod_agent import (
     AS_PID_1,
+    UNKNOWN_USER,
     LockedPodAgent,
     PodAgent,
     bundle,
@@ -236,7 +237,7 @@ def test_read_only_root_and_unknown_user(tmp_path: Path) -> None:
     assert told["socket"].startswith("/run/resumable/tmp/rtj-")
     assert told["write"] == [] or os.geteuid() != 0
     if os.geteuid() == 0:
-        assert (told["user"], told["uid"]) == ("resumable", 1000)
+        assert (told["user"], told["uid"]) == ("resumable", UNKNOWN_USER)
 
 
 def test_what_is_there_is_left_alone(tmp_path: Path) -> None:
