@@ -131,13 +131,25 @@ def cache_directory() -> Path:
 
 
 def build(module: Module) -> Path:
-    """Build all of a module's programs into the cache, once, whoever else tries the same; their directory."""
+    """Build all of a module's programs into the cache, once, whoever else tries the same; their directory.
+
+    What failed once in this process fails again at once: a test run would repeat minutes of it for each test.
+    """
     final = _directory(module)
+    if final in _failures:
+        raise _failures[final]
     final.parent.mkdir(parents=True, exist_ok=True)
     with _locked(final.with_suffix(".lock"), module.title):
         if not all(_cached(module, name) for name in module.programs):
-            _build_into(module, final)
+            try:
+                _build_into(module, final)
+            except BuildFailed as error:
+                _failures[final] = error
+                raise
     return final
+
+
+_failures: dict[Path, BuildFailed] = {}
 
 
 def _build_into(module: Module, final: Path) -> None:

@@ -8,6 +8,7 @@ the terminal.
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from bed.binaries import binary
 from bed.control_plane import ControlPlane
 from bed.nodes import Nodes
 from bed.processes import wait_until
+from bed.toolchain import BuildFailed
 from resumable_operator.crd import crd
 
 # Fixture -> programs that it needs.
@@ -42,14 +44,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Build before the first test what the tests that were selected will need."""
+    """Build before the first test what the tests that were selected will need.
+
+    If that fails they will fail, each with the reason; all others run.
+    """
     if session.config.option.collectonly:
         return
     names = {program for item in session.items for program in _programs(item)}
     capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         for name in sorted(names):
-            binary(name)
+            try:
+                binary(name)
+            except BuildFailed as error:
+                print(f"bed: no {name}: {error}", file=sys.stderr, flush=True)
 
 
 def _programs(item: pytest.Item) -> Iterator[str]:

@@ -113,6 +113,9 @@ def test_failed_build_leaves_nothing(machine: Path, module: Module) -> None:
     )
     with pytest.raises(BuildFailed, match=r"toy\.go:1:1: out of luck"):
         build(module)
+    (machine / "path" / "go").unlink()
+    with pytest.raises(BuildFailed, match="out of luck"):  # at once: no test repeats it
+        build(module)
     assert [path.suffix for path in (machine / "cache").iterdir()] == [".lock"]
 
 

@@ -1,6 +1,7 @@
 """A cluster for a person: one per directory, found by its lock, gone with its holder."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -100,13 +101,17 @@ def test_killed_holder_frees_the_directory(standing: Standing, holder: subproces
 
 
 def test_cluster_stands_until_it_is_stopped(standing: Standing, control_plane: object) -> None:
-    """Up returns when four nodes are ready and says what to type; they can be harmed; down leaves nothing."""
+    """Up returns when nodes and operator are ready and says what to type; down leaves nothing."""
     where = ("--directory", str(standing.directory))
     try:
-        up = _bed("up", "--detach", "--no-operator", *where)
+        up = _bed("up", "--detach", *where)
         assert up.returncode == 0, up.stderr
         kubeconfig = standing.state()["kubeconfig"]
-        assert f"export KUBECONFIG={kubeconfig}" in up.stderr + up.stdout
+        for words in (f"export KUBECONFIG={kubeconfig}", "kubectl apply -f deploy/examples/gpt-pvc.yaml"):
+            assert words in up.stderr + up.stdout
+        status = _bed("status", *where).stdout
+        assert re.search(r"deployment.apps/resumable-training +1/1", status)
+        assert len(re.findall(r"^node-\d +Ready", status, re.MULTILINE)) == 4
 
         again = _bed("up", "--detach", *where)
         assert again.returncode == 1
