@@ -330,7 +330,7 @@ class Recovery(SpecModel):
     )
     drain_on_cordon: bool = Field(
         default=False,
-        description="Leave nodes that are cordoned, after a checkpoint; else workers stay there.",
+        description="Drain and leave nodes that are cordoned; else running workers stay there.",
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from resumable_operator.stored import from_stored, to_stored
 from resumable_training.contract.labels import GROUP, KIND, PLURAL, VERSION
 
 API = f"{GROUP}/{VERSION}"
+EXAMPLES = sorted((Path(__file__).parents[2] / "deploy" / "examples").glob("*.yaml"))
 STORAGE = "the storage changes only while the job is suspended"
 
 
@@ -88,6 +90,12 @@ def test_bad_specs_are_refused_by_the_server(jobs: Jobs) -> None:
     """All that the models refuse, and what only a cluster minds, in words that name place and fix."""
     found = {name: _refusal(jobs.judge, bad.spec) for name, bad in BAD.items()}
     assert {name: text for name, text in found.items() if BAD[name].server not in text} == {}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+def test_examples_are_taken(jobs: Jobs, example: Path) -> None:
+    """What people copy from deploy/examples passes every rule, as kubectl sends it."""
+    assert "(server dry run)" in jobs.kubectl("create", "--dry-run=server", "-f", str(example))
 
 
 @pytest.mark.parametrize("name", ["a" * 51, "a.b"])
