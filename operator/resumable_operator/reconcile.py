@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from resumable_operator.agents import AgentPool
 from resumable_operator.clock import Clock
@@ -30,7 +30,6 @@ from resumable_operator.decide.plan import decide
 from resumable_operator.errors import ClusterRefused, ConflictError, FatalError, ResumableError, SpecError
 from resumable_operator.observe import LastSights, SpecChecks, observe
 from resumable_operator.queue import WorkQueue
-from resumable_training.contract.assignment import Assignment
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +52,6 @@ class Settings:
     jobs_at_once: int = 4
     actions_at_once: int = 64
     isolate_jobs: bool = True  # an unexpected error in one job is logged and does not end the loop
-    assignment_env: Callable[[Job], dict[str, str]] = (
-        lambda _job: {}
-    )  # added to every assignment of an attempt
     on_pass: Callable[[Observation, Plan], None] = lambda _observation, _plan: None
     on_folded: Callable[[Job, list[TimedEvent]], None] = lambda _job, _events: None  # events now in status
     moment: Callable[[str], Awaitable[None]] = _nothing  # awaited between any two effects of a pass
@@ -92,7 +88,6 @@ class Reconciler:
         self._settings = settings or Settings()
         self._decide = decide
         self._written_at: dict[str, float] = {}
-        self._environments: dict[tuple[str, int], dict[str, str]] = {}
         self._refusals: dict[str, Refusal] = {}
         self._checks = SpecChecks(cluster)
         self._last_sights = LastSights()
@@ -267,21 +262,11 @@ class Reconciler:
                 logger.info("%s: deleting the job: %s", job.key, action.reason)
                 await self._cluster.delete_job(job)
             case SendAssignment():
-                await self._agents.assign(job.key, self._with_environment(job, action))
+                await self._agents.assign(job.key, action.assignment)
             case SendRequest():
                 await self._agents.request(job.key, action.worker, action.request)
             case EmitEvent():
                 await self._cluster.emit_event(job, action.kind, action.reason, action.message)
-
-    def _with_environment(self, job: Job, action: SendAssignment) -> Assignment:
-        """The assignment with the extra variables, the same for every worker of an attempt."""
-        attempt = (job.key, action.assignment.attempt)
-        if attempt not in self._environments:
-            self._environments = {
-                known: env for known, env in self._environments.items() if known[0] != job.key
-            }
-            self._environments[attempt] = self._settings.assignment_env(job)
-        return replace(action.assignment, env={**action.assignment.env, **self._environments[attempt]})
 
     def _schedule(self, key: str, plan: Plan, now: float, unwritten: bool, done: _Done) -> None:
         if plan.wake_at is not None:
@@ -305,10 +290,6 @@ class Reconciler:
         self._refusals.pop(key, None)
         self._checks.forget(key)
         self._last_sights.forget(key)
-        self._drop_environments(key)
-
-    def _drop_environments(self, key: str) -> None:
-        self._environments = {known: env for known, env in self._environments.items() if known[0] != key}
 
 
 def _about(action: Action) -> str:

@@ -34,8 +34,6 @@ from resumable_operator.decide.observation import Job, Observation
 from resumable_operator.errors import RetryableError
 from resumable_operator.model import BudgetStatus, JobSpec, JobStatus
 from resumable_operator.reconcile import Reconciler, Settings
-from resumable_training.checkpoint.errors import CheckpointError
-from resumable_training.checkpoint.listing import newest_complete_directory
 from resumable_training.contract import env
 
 logger = logging.getLogger(__name__)
@@ -149,7 +147,6 @@ class LocalRun:
         return Settings(
             status_seconds=STATUS_SECONDS,
             isolate_jobs=False,
-            assignment_env=resume_offer,
             on_pass=self._passed,
             on_folded=lambda _job, events: self._cluster.store.record_history(events),
         )
@@ -324,19 +321,6 @@ def reopened(status: JobStatus) -> JobStatus:
             "ledger": ledger.enter(ledger.go_on(status.ledger), ledger.SUSPENDED, status.ledger.settled_at),
         }
     )
-
-
-def resume_offer(job: Job) -> dict[str, str]:
-    """Where a script without the library may resume: the newest complete DCP directory of the job's store."""
-    storage = job.spec.checkpoint.directory
-    if storage is None or not Path(storage.path).is_dir():
-        return {}
-    try:
-        newest = newest_complete_directory(Path(storage.path))
-    except CheckpointError as error:
-        logger.warning("no checkpoint is offered to scripts without the library: %s", error)
-        return {}
-    return {env.RESUME_FROM: str(newest)} if newest is not None else {}
 
 
 def _shown(spec: JobSpec) -> str:

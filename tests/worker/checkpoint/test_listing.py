@@ -1,18 +1,14 @@
-"""What a person, and a script without the library, get to see of a store."""
+"""What a person gets to see of a store."""
 
-import os
 import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed.checkpoint as dcp
 
 from resumable_training.checkpoint.documents import Pin, pin, seal
-from resumable_training.checkpoint.errors import StorageUnavailable
-from resumable_training.checkpoint.listing import list_checkpoints, newest_complete_directory
+from resumable_training.checkpoint.listing import list_checkpoints
 from resumable_training.checkpoint.local import LocalStore
 from resumable_training.checkpoint.verify import DAMAGED, OK, hash_bytes
 from resumable_training.contract.manifest import (
@@ -82,52 +78,14 @@ def test_without_verifying_bytes_nothing_is_claimed(store: LocalStore) -> None:
     assert list_checkpoints(store, now=0.0)[0].why_not.startswith("damaged: manifest.json")
 
 
-def dcp_directory(path: Path, modified: float) -> Path:
-    dcp.save({"weight": torch.ones(4)}, checkpoint_id=path, no_dist=True)
-    os.utime(path / MARKER_FILE, (modified, modified))
-    return path
-
-
-def test_newest_directory_for_scripts(tmp_path: Path) -> None:
-    """The newest by its marker's time, at any depth up to three, that is structurally complete."""
-    assert newest_complete_directory(tmp_path / "nowhere") is None
-    assert newest_complete_directory(tmp_path) is None
-    old = dcp_directory(tmp_path / "epoch-9", 100.0)
-    newer = dcp_directory(tmp_path / "runs" / "a" / "epoch-10", 200.0)
-    newest = dcp_directory(tmp_path / "epoch-11", 300.0)
-    assert newest_complete_directory(tmp_path) == newest
-    next(newest.glob("*.distcp")).unlink()
-    assert newest_complete_directory(tmp_path) == newer
-    (newer / MARKER_FILE).unlink()
-    assert newest_complete_directory(tmp_path) == old
-    assert newest_complete_directory(old) == old
-
-
-def test_newest_directory_admits_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the newest can't be read, an older one is not offered in its place."""
-    dcp_directory(tmp_path / "epoch-1", 100.0)
-    newest = dcp_directory(tmp_path / "epoch-2", 200.0)
-    real = LocalStore.size
-
-    def broken(self: LocalStore, name: str) -> int | None:
-        if str(self.path(name)).startswith(str(newest)):
-            raise StorageUnavailable("Input/output error")
-        return real(self, name)
-
-    monkeypatch.setattr(LocalStore, "size", broken)
-    with pytest.raises(StorageUnavailable, match="epoch-2"):
-        newest_complete_directory(tmp_path)
-
-
 TORCH_FREE = (
     "chain documents errors identity listing local marker mismatch reports resume retain store values verify"
 )
 
 
 def test_torch_free_part_works_without_torch(store: LocalStore, tmp_path: Path) -> None:
-    """Listing and verifying run where torch and numpy can't be imported, also on real DCP markers."""
+    """Listing and verifying run where torch and numpy can't be imported."""
     name = add(store, 20, 1)
-    foreign = dcp_directory(tmp_path / "foreign" / "epoch-1", 100.0)
     code = f"""
 import importlib, sys
 class Block:
@@ -138,12 +96,10 @@ sys.meta_path.insert(0, Block())
 package = "resumable_training.checkpoint."
 for module in {TORCH_FREE.split()!r}:
     importlib.import_module(package + module)
-from pathlib import Path
-from resumable_training.checkpoint.listing import list_checkpoints, newest_complete_directory
+from resumable_training.checkpoint.listing import list_checkpoints
 from resumable_training.checkpoint.local import LocalStore
 (info,) = list_checkpoints(LocalStore({str(tmp_path)!r}), 0.0, verify_bytes=True)
 assert info.name == {name!r} and info.resumable, info
-assert newest_complete_directory(Path({str(foreign.parent)!r})) == Path({str(foreign)!r})
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

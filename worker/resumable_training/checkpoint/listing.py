@@ -1,9 +1,8 @@
-"""Look at a whole store, or at a directory of checkpoints that other programs wrote. No torch."""
+"""Look at a whole store. No torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from resumable_training.checkpoint import verify
 from resumable_training.checkpoint.chain import Chain, build_chain
@@ -13,10 +12,9 @@ from resumable_training.checkpoint.documents import (
     read_records,
     unseal,
 )
-from resumable_training.checkpoint.errors import StorageUnavailable, StoreNotFound
-from resumable_training.checkpoint.local import LocalStore
+from resumable_training.checkpoint.errors import StoreNotFound
 from resumable_training.checkpoint.store import Store
-from resumable_training.checkpoint.verify import CANNOT_TELL, OK, Verdict
+from resumable_training.checkpoint.verify import OK, Verdict
 from resumable_training.contract.manifest import (
     MANIFEST_FILE,
     MARKER_FILE,
@@ -143,33 +141,3 @@ def _why_not(complete: bool, on_chain: bool, manifest: Manifest | None, verdict:
     if verdict and verdict.outcome != OK:
         return f"{verdict.outcome.replace('_', ' ')}: {verdict.reason}"
     return ""
-
-
-def newest_complete_directory(below: Path, depth: int = 3) -> Path | None:
-    """The newest structurally complete DCP directory at or below ``below``, for scripts without the library.
-
-    Newest by the time of its marker, then by name. Directories in a store of ours count as any other.
-
-    Raises:
-        StorageUnavailable: whether the newest one is complete can't be told.
-    """
-    found = sorted(_markers(below, depth), key=lambda marker: (marker[0], marker[1].name), reverse=True)
-    for _, directory in found:
-        store = LocalStore(directory.parent, visibility_seconds=0.0)
-        verdict = verify.inspect(store, directory.name, foreign=True).verdict
-        if verdict.outcome == CANNOT_TELL:
-            raise StorageUnavailable(f"{directory}: {verdict.reason}")
-        if verdict.outcome == OK:
-            return directory
-    return None
-
-
-def _markers(directory: Path, depth: int) -> list[tuple[float, Path]]:
-    store = LocalStore(directory, visibility_seconds=0.0)
-    found = []
-    for entry in store.entries():
-        if entry.name == MARKER_FILE and not entry.is_directory:
-            found.append((entry.modified, directory))
-        elif entry.is_directory and depth > 0:
-            found += _markers(directory / entry.name, depth - 1)
-    return found
