@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +107,7 @@ def binary(name: str) -> Path:
     return _found(name) or _cached(module, name) or build(module) / name
 
 
-def missing(names: tuple[str, ...] = tuple(_VERSIONS)) -> list[Module]:
+def missing(names: Collection[str] = tuple(_VERSIONS)) -> list[Module]:
     """The modules that `binary` would have to build for these names."""
     return [
         module

@@ -17,7 +17,7 @@ import pytest
 
 from bed import control_plane as planes
 from bed.api import Api, ApiError, path
-from bed.binaries import binary
+from bed.binaries import build, missing
 from bed.control_plane import ControlPlane
 from bed.nodes import Nodes
 from bed.processes import wait_until
@@ -53,11 +53,11 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     names = {program for item in session.items for program in _programs(item)}
     capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
-        for name in sorted(names):
+        for module in missing(names):
             try:
-                binary(name)
+                build(module)
             except BuildFailed as error:
-                print(f"bed: no {name}: {error}", file=sys.stderr, flush=True)
+                print(f"bed: no {module.title}: {error}", file=sys.stderr, flush=True)
 
 
 def _programs(item: pytest.Item) -> Iterator[str]:
