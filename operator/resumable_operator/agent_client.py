@@ -18,7 +18,7 @@ from typing import Any
 
 import aiohttp
 
-from resumable_operator.errors import AgentRefused, AgentUnreachable
+from resumable_operator.errors import AgentNotBelieved, AgentRefused, AgentUnreachable
 from resumable_training.contract import signing
 from resumable_training.contract.assignment import Assignment, Request
 from resumable_training.contract.codec import from_json, from_plain, to_json
@@ -32,6 +32,7 @@ SILENCE_SECONDS = (
     6 * HEARTBEAT_SECONDS
 )  # a stream this quiet is broken: the agent writes a line every heartbeat
 LINE_BYTES = 1 << 20
+SHOWN_CHARACTERS = 200  # of what a stranger says
 RESIGN_CODES = ("stale_counter", "wrong_boot")
 
 
@@ -101,7 +102,7 @@ class AgentClient:
                 response, counter = await self._signed("GET", path, b"", timeout)
             try:
                 if response.status != 200:
-                    raise self._refusal(response.status, await _read(response))
+                    raise AgentNotBelieved("words", f"{self._name}: status {response.status} for its events")
                 yield self._lines(response, counter)
             finally:
                 response.close()
@@ -112,7 +113,9 @@ class AgentClient:
         with _unreachable(self.endpoint):
             async with self._session.get(self.endpoint.url + "/healthz", timeout=timeout) as response:
                 plain = _object(await _read(response))
-        self._adopt(plain)
+            self._adopt(plain)
+        if plain.get("worker", self.endpoint.worker) != self.endpoint.worker:  # an address used again
+            raise AgentUnreachable(f"{self._name}: {plain['worker']} answers at its address")
         return self.boot_id
 
     # ---- inside --------------------------------------------------------------------------------------
@@ -140,7 +143,8 @@ class AgentClient:
             plain = _object(await _read(response))
             response.close()
             if plain.get("code") not in RESIGN_CODES:
-                raise AgentUnreachable(f"{self._name} does not accept our key: {plain.get('message')}")
+                said = str(plain.get("message"))[:SHOWN_CHARACTERS]
+                raise AgentNotBelieved("key", f"{self._name} does not accept our key: {said}")
             self._adopt(plain)
             response = await self._send(method, path, body, limits)
             if response.status == 401:
@@ -172,16 +176,16 @@ class AgentClient:
             line, number = str(plain.get("l")), plain.get("i")
             wanted = signing.sign_line(self.endpoint.key, boot_id, counter, index, line.encode())
             if number != index or not signing.signatures_equal(wanted, str(plain.get("s"))):
-                logger.warning("%s: line %d of its stream is not signed by it", self._name, index)
-                raise AgentUnreachable(f"{self._name}: bad signature in the stream")
+                message = f"{self._name}: line {index} of its stream is not signed by it"
+                raise AgentNotBelieved("words", message)
             index += 1
             yield from_json(Event, line.encode())
 
     def _verify(self, response: aiohttp.ClientResponse, counter: int, body: bytes) -> None:
         wanted = signing.sign_reply(self.endpoint.key, self.boot_id, counter, response.status, body)
         if not signing.signatures_equal(wanted, response.headers.get(signing.HEADER_SIGNATURE, "")):
-            logger.warning("%s: its reply (status %d) is not signed by it", self._name, response.status)
-            raise AgentUnreachable(f"{self._name}: bad signature")
+            message = f"{self._name}: its reply (status {response.status}) is not signed by it"
+            raise AgentNotBelieved("words", message)
 
     def _refusal(self, status: int, body: bytes) -> AgentRefused:
         plain = _object(body)
@@ -201,10 +205,13 @@ class AgentClient:
 
 @contextmanager
 def _unreachable(endpoint: Endpoint) -> Iterator[None]:
-    """Map what the network and a broken reply raise to AgentUnreachable."""
+    """Map what the network raises to AgentUnreachable, and nonsense to AgentNotBelieved."""
     try:
         yield
-    except (aiohttp.ClientError, OSError, ValueError) as error:  # TimeoutError is an OSError
+    except (aiohttp.ClientResponseError, ValueError) as error:
+        what = str(error)[:SHOWN_CHARACTERS] or type(error).__name__
+        raise AgentNotBelieved("words", f"agent of {endpoint.worker}: nonsense: {what}") from error
+    except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
         what = str(error) or type(error).__name__
         raise AgentUnreachable(f"agent of {endpoint.worker} at {endpoint.url}: {what}") from error
 

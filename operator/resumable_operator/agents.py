@@ -22,11 +22,11 @@ import aiohttp
 
 from resumable_operator.agent_client import AgentClient, Endpoint, new_session
 from resumable_operator.clock import Clock
-from resumable_operator.decide.observation import Agent, TimedEvent
-from resumable_operator.errors import AgentRefused, AgentUnreachable
+from resumable_operator.decide.observation import Agent, Distrust, TimedEvent
+from resumable_operator.errors import AgentNotBelieved, AgentUnreachable
 from resumable_training.contract import CONTRACT_VERSION, events
 from resumable_training.contract.assignment import Assignment, Request
-from resumable_training.contract.codec import ContractError, from_plain
+from resumable_training.contract.codec import from_plain
 from resumable_training.contract.events import AgentState, Event
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ FIRST_RETRY_SECONDS = 0.1
 LAST_RETRY_SECONDS = 2.0
 LAST_WORDS_SECONDS = 0.5
 TICK_SECONDS = 0.5
+LARGEST_MS = 2**53  # of an agent's clock; beyond it, it is nonsense
 GAP_SECONDS = 3.0  # between ticks: this process was paused
 
 
@@ -186,6 +187,7 @@ class _Link:
     connected: bool = False
     last_heard: float | None = None
     finished: bool = False
+    distrust: Distrust | None = None
     _held: AgentState | None = None  # a state ahead of the events
     _received: int = 0  # newest event number received of this boot
     _boot_id: str = ""
@@ -208,7 +210,7 @@ class _Link:
         state = self.state
         outdated = state is not None and state.contract_version < CONTRACT_VERSION
         heard = None if self.last_heard is None else max(self.last_heard, awake_since)
-        return Agent(self.worker, self.connected, state, heard, outdated)
+        return Agent(self.worker, self.connected, state, heard, outdated, self.distrust)
 
     def answered(self, state: AgentState) -> AgentState:
         """Take note of the state in a reply."""
@@ -236,10 +238,11 @@ class _Link:
         while True:
             try:
                 await self._read_stream()
+            except AgentNotBelieved as error:
+                self._distrust(Distrust(error.kind, str(error)))
             except AgentUnreachable as error:
                 logger.debug("%s", error)
-            except (AgentRefused, ContractError) as error:
-                logger.warning("stream of %s: %s", self.worker, error)
+                self._distrust(None)
             self._set_connected(False)
             await asyncio.sleep(self._retry * random.uniform(0.5, 1.0))  # noqa: S311 -- spreads reconnects
             self._retry = min(2 * self._retry, LAST_RETRY_SECONDS)
@@ -256,10 +259,24 @@ class _Link:
                 self._retry = FIRST_RETRY_SECONDS
                 self._hear(event)
 
+    def _distrust(self, distrust: Distrust | None) -> None:
+        before, self.distrust = self.distrust, distrust
+        if (before.kind if before else None) == (distrust.kind if distrust else None):
+            return
+        if distrust is not None:
+            logger.warning("%s", distrust.message)
+        self.changed()
+
     def _hear(self, event: Event) -> None:
+        if not 0 <= event.at_ms <= LARGEST_MS:
+            raise AgentNotBelieved("words", f"{self.worker}: {event.at_ms} is no time")
         self.last_heard = now = self.clock.now()
+        self._distrust(None)
         if event.kind == events.SNAPSHOT:
-            self._hear_snapshot(from_plain(AgentState, event.data), now)
+            state = from_plain(AgentState, event.data)
+            if not 0 <= state.now_ms <= LARGEST_MS:
+                raise AgentNotBelieved("words", f"{self.worker}: {state.now_ms} is no time")
+            self._hear_snapshot(state, now)
         elif event.seq > self._received:
             self._received = event.seq
             self._keep(event, now)

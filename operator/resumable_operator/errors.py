@@ -8,12 +8,15 @@
     |-- RetryableError       try again later (network, conflict, agent away)
     |   |-- ConflictError    somebody else wrote the status first; observe again
     |   `-- AgentUnreachable
+    |       `-- AgentNotBelieved   something answers, but not as an agent of ours
     |-- AgentRefused         the agent understood and said no (older attempt, other job, bad signature)
     |-- ClusterRefused       the cluster understood and said no (quota, admission, rights)
     `-- FatalError           our own bug or a broken installation
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 
 class ResumableError(Exception):
@@ -42,6 +45,14 @@ class ConflictError(RetryableError):
 
 class AgentUnreachable(RetryableError):
     """No answer from an agent."""
+
+
+class AgentNotBelieved(AgentUnreachable):
+    """What answers at the agent's address knows none of our keys (``key``) or does not sign (``words``)."""
+
+    def __init__(self, kind: Literal["key", "words"], message: str) -> None:
+        super().__init__(message)
+        self.kind: Literal["key", "words"] = kind
 
 
 class AgentRefused(ResumableError):

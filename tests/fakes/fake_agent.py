@@ -28,6 +28,7 @@ class FakeAgent:
         self.answer: tuple[int, dict[str, Any]] | None = None  # instead of the state
         self.forge = ""  # "reply" or "line": sign those with another key
         self.asked_after: list[int] = []
+        self.asked_health = 0
         self.port = 0
         self.heartbeat = asyncio.Event()
         self._more: list[asyncio.Event] = []
@@ -78,6 +79,7 @@ class FakeAgent:
             more.set()
 
     async def _health(self, _request: web.Request) -> web.Response:
+        self.asked_health += 1
         return web.json_response({"boot_id": self.boot_id, "worker": self.worker, "counter": self.counter})
 
     def _admit(self, request: web.Request, body: bytes) -> str | None:

@@ -12,7 +12,7 @@ from fake_agent import KEY, FakeAgent
 from resumable_operator.agent_client import AgentClient, Endpoint, new_session
 from resumable_operator.agents import AgentPool, fold_state
 from resumable_operator.clock import SystemClock
-from resumable_operator.errors import AgentRefused, AgentUnreachable
+from resumable_operator.errors import AgentNotBelieved, AgentRefused, AgentUnreachable
 from resumable_training.contract import events
 from resumable_training.contract.assignment import Request
 from resumable_training.contract.events import AgentState, Event
@@ -88,21 +88,22 @@ async def test_refusal_carries_its_code(agent: FakeAgent) -> None:
     assert caught.value.code == "older_attempt"
 
 
-async def test_forged_reply_is_no_reply(agent: FakeAgent, caplog: pytest.LogCaptureFixture) -> None:
-    """An answer with a wrong signature is not believed: unreachable, with a warning."""
+async def test_forged_reply_is_no_reply(agent: FakeAgent) -> None:
+    """An answer with a wrong signature is not believed."""
     agent.forge = "reply"
     async with new_session() as session:
-        with pytest.raises(AgentUnreachable, match="signature"):
+        with pytest.raises(AgentNotBelieved, match="not signed") as caught:
             await AgentClient(session, endpoint(agent)).state()
-    assert "not signed" in caplog.text
+    assert caught.value.kind == "words"
 
 
 async def test_wrong_key_is_unreachable(agent: FakeAgent) -> None:
     """An agent that does not know our key is told apart from one that says no."""
     wrong = dataclasses.replace(endpoint(agent), key=b"w" * 32)
     async with new_session() as session:
-        with pytest.raises(AgentUnreachable, match="key"):
+        with pytest.raises(AgentNotBelieved, match="key") as caught:
             await AgentClient(session, wrong).state()
+    assert caught.value.kind == "key"
 
 
 async def test_nobody_there() -> None:
@@ -290,3 +291,91 @@ def test_events_of_an_older_attempt_change_nothing() -> None:
     state = AgentState("boot", "w", attempt=2, state="running", ranks_alive=2, last_seq=4)
     after = fold_state(state, Event(5, 0, events.ATTEMPT_ENDED, 1, "boot", {"outcome": "stopped"}))
     assert after == dataclasses.replace(state, last_seq=5)
+
+
+# ---- agents that are not believed ----------------------------------------------------------------------
+
+
+def distrust(pool: AgentPool, worker: str = "w-0-1") -> str:
+    known = pool.agents(JOB)[worker].distrust
+    return known.kind if known else ""
+
+
+async def test_an_agent_with_another_key_is_shown_as_such(agent: FakeAgent, pool: AgentPool) -> None:
+    """It answers and knows none of our keys: neither silent nor heard, and told at once."""
+    woken: list[str] = []
+    pool.subscribe(woken.append)
+    await pool.sync(JOB, [dataclasses.replace(endpoint(agent), key=b"w" * 32)], {})
+    await until(lambda: distrust(pool) == "key")
+    assert woken
+    assert not pool.agents(JOB)["w-0-1"].connected
+
+
+async def test_a_forged_stream_is_not_believed_until_it_is_signed_again(
+    agent: FakeAgent, pool: AgentPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing of it is taken in; one warning, and none of it is left when the true agent is back."""
+    agent.forge = "line"
+    agent.tell(events.HANG, rank=0)
+    await pool.sync(JOB, [endpoint(agent)], {})
+    await until(lambda: distrust(pool) == "words")
+    assert kinds(pool) == []
+    assert caplog.text.count("not signed") == 1
+    agent.forge = ""
+    agent.break_streams()
+    await until(lambda: kinds(pool) == [events.HANG])
+    assert distrust(pool) == ""
+
+
+async def test_nonsense_in_the_stream_breaks_nothing(agent: FakeAgent, pool: AgentPool) -> None:
+    """Signed, and still nonsense: said, not taken in, and asked again."""
+    agent.log.append(Event(1, 10**400, events.WARNING, 1, agent.boot_id, {}))
+    await pool.sync(JOB, [endpoint(agent)], {})
+    await until(lambda: distrust(pool) == "words")
+    agent.log.clear()
+    agent.tell(events.HANG, rank=0)
+    agent.break_streams()
+    await until(lambda: kinds(pool) == [events.HANG])
+
+
+async def test_a_stranger_at_the_address(pool: AgentPool) -> None:
+    """Some server that speaks no HTTP is no agent, and stops nothing."""
+
+    async def rave(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x00\x01 220 mail ready\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(rave, "127.0.0.1", 0)
+    try:
+        port = server.sockets[0].getsockname()[1]
+        await pool.sync(JOB, [Endpoint("w-0-1", "127.0.0.1", port, KEY)], {})
+        await until(lambda: distrust(pool) == "words")
+    finally:
+        server.close()
+
+
+async def test_another_workers_agent_at_the_address(pool: AgentPool) -> None:
+    """A pod's address that another pod got is no word about ours: it is not heard."""
+    async with FakeAgent(worker="other-0-1") as agent, new_session() as session, asyncio.timeout(10):
+        ours = dataclasses.replace(endpoint(agent), worker="w-0-1")
+        with pytest.raises(AgentUnreachable, match="other-0-1 answers"):
+            await AgentClient(session, ours).state()
+        await pool.sync(JOB, [ours], {})
+        await until(lambda: agent.asked_health >= 3)
+        assert distrust(pool) == ""
+        assert pool.agents(JOB)["w-0-1"].last_heard is None
+
+
+async def test_progress_wakes_by_its_own_way(agent: FakeAgent, pool: AgentPool) -> None:
+    """Reports of progress, most of all events, are told apart from what needs a look at once."""
+    woken: list[str] = []
+    progressed: list[str] = []
+    pool.subscribe(woken.append, progressed.append)
+    await pool.sync(JOB, [endpoint(agent)], {})
+    await until(lambda: pool.agents(JOB)["w-0-1"].connected)
+    woken.clear()
+    agent.tell(events.PROGRESS, rank=0)
+    await until(lambda: progressed == [JOB])
+    assert woken == []
+    agent.tell(events.HANG, rank=0)
+    await until(lambda: woken)

@@ -12,16 +12,32 @@ import pytest
 from resumable_operator.agents import AgentPool
 from resumable_operator.clock import SystemClock
 from resumable_operator.cluster.port import Change
-from resumable_operator.decide.actions import Action, CreateWorker, DeleteWorker, EmitEvent, Plan, SendRequest
-from resumable_operator.decide.observation import Job, Node, Observation, Problem, Worker
-from resumable_operator.errors import AgentUnreachable, ConflictError, FatalError, RetryableError, SpecError
-from resumable_operator.model import JobSpec, JobStatus, Workers
+from resumable_operator.decide.actions import (
+    Action,
+    CreateWorker,
+    DeleteJob,
+    DeleteWorker,
+    EmitEvent,
+    Plan,
+    SendRequest,
+)
+from resumable_operator.decide.observation import Disruption, Job, Node, Observation, Problem, Worker
+from resumable_operator.errors import (
+    AgentUnreachable,
+    ClusterRefused,
+    ConflictError,
+    FatalError,
+    RetryableError,
+    SpecError,
+)
+from resumable_operator.model import AttemptStatus, Condition, JobSpec, JobStatus, MemberStatus, Workers
 from resumable_operator.reconcile import Reconciler, Settings
 from resumable_training.contract.assignment import Assignment, Request
 from resumable_training.contract.events import AgentState
 
 SPEC = JobSpec(workers=Workers(replicas=1))
 KEY = "ns/train"
+VALID = Condition(type="Valid", status="True", reason="Checked")
 
 
 @dataclass
@@ -31,6 +47,10 @@ class FakeCluster:
     done: list[str] = field(default_factory=list)
     stored: Job | None = field(default_factory=lambda: Job("ns", "train", "uid", 1, SPEC, JobStatus(), "1"))
     conflicts: int = 0
+    unreadable: SpecError | None = None
+    problems: tuple[Problem, ...] | Exception = ()
+    checks: int = 0
+    there: list[Worker] = field(default_factory=list)
     failures: dict[str, Exception] = field(default_factory=dict)
     changes: asyncio.Queue[Change] = field(default_factory=asyncio.Queue)
 
@@ -38,10 +58,12 @@ class FakeCluster:
         return [self.stored] if self.stored else []
 
     async def job(self, key: str) -> Job | None:
+        if self.unreadable is not None:
+            raise self.unreadable
         return self.stored if self.stored and self.stored.key == key else None
 
     async def workers(self, job: Job) -> list[Worker]:
-        return []
+        return list(self.there)
 
     async def nodes(self, job: Job) -> dict[str, Node]:
         return {}
@@ -52,7 +74,7 @@ class FakeCluster:
     async def create_worker(
         self, job: Job, name: str, place: int, incarnation: int, avoid: tuple[str, ...] = ()
     ) -> None:
-        self._do(f"create {name}")
+        self._do(f"create {name}" + "".join(f" not on {node}" for node in avoid))
 
     async def delete_worker(self, job: Job, name: str, grace_seconds: float) -> None:
         self._do(f"delete {name}")
@@ -74,7 +96,10 @@ class FakeCluster:
         self.done.append(f"invalid {key}")
 
     async def check(self, job: Job) -> tuple[Problem, ...]:
-        return ()
+        self.checks += 1
+        if isinstance(self.problems, Exception):
+            raise self.problems
+        return self.problems
 
     async def delete_job(self, job: Job) -> None:
         self._do("delete job")
@@ -279,3 +304,114 @@ async def test_one_jobs_bug_does_not_end_all(world: World) -> None:
     world.cluster.failures["create w-0-1"] = ZeroDivisionError("a bug")
     with pytest.raises(ZeroDivisionError):
         await running(world.reconciler(), world, 100)
+
+
+# ---- what only a cluster has ----------------------------------------------------------------------------
+
+
+async def test_the_spec_is_checked_when_that_is_due(world: World) -> None:
+    """The decision sees what the cluster said of an unchecked spec; a checked one is not asked about again."""
+    problem = Problem("spec.template", "TemplateInvalid", "no image")
+    world.cluster.problems = (problem,)
+    checked = JobStatus(checked_generation=1, checked_at=100.0, conditions=(VALID,))
+    world.plans = [Plan(checked, (), "", must_write=True)]
+    reconciler = world.reconciler()
+    await reconciler.step(KEY)
+    await reconciler.step(KEY)
+    assert [seen.problems for seen in world.seen] == [(problem,), None]
+    assert world.cluster.checks == 1
+
+
+@pytest.mark.parametrize("error", [RetryableError("500"), ClusterRefused("Forbidden", "no rights")])
+async def test_a_check_that_fails_stops_no_pass(world: World, error: Exception) -> None:
+    """What can't be checked now is asked again later, not in every pass; the job is decided upon anyway."""
+    world.cluster.problems = error
+    world.plans = [plan(step=1, must_write=True)]
+    reconciler = world.reconciler()
+    await reconciler.step(KEY)
+    await reconciler.step(KEY)
+    assert [seen.problems for seen in world.seen] == [None, None]
+    assert world.cluster.checks == 1
+    world.clock.time += 3.0
+    world.cluster.problems = ()
+    await reconciler.step(KEY)
+    assert world.seen[-1].problems == ()
+
+
+async def test_an_unreadable_job_is_told_and_harms_nobody(world: World) -> None:
+    """A spec that can't be read is said on the job; nothing is decided and the loop goes on."""
+    world.cluster.unreadable = SpecError("spec.workers.min", "must be a number")
+    reconciler = world.reconciler()
+    assert await reconciler.step(KEY) is None
+    assert world.cluster.done == [f"invalid {KEY}"]
+    world.cluster.unreadable = None
+    world.plans = [plan()]
+    assert await reconciler.step(KEY) is not None
+
+
+async def test_a_refusal_is_seen_by_the_next_pass(world: World) -> None:
+    """One refused creation stops the others of the pass; it is no failure, and the next pass sees it at once."""
+    creates = [CreateWorker(f"w-{place}-1", place, 1) for place in range(3)]
+    world.plans = [plan(*creates), plan(), plan(creates[0]), plan()]
+    world.cluster.failures["create w-0-1"] = ClusterRefused("QuotaExceeded", "pods=0")
+    reconciler = world.reconciler(actions_at_once=1)
+    await reconciler.step(KEY)
+    assert world.cluster.done == ["create w-0-1"]
+    assert await asyncio.wait_for(reconciler.queue.get(), 5) == KEY
+    await reconciler.step(KEY)
+    refusal = world.seen[-1].refusal
+    assert refusal is not None
+    assert (refusal.reason, refusal.message, refusal.at) == ("QuotaExceeded", "pods=0", 100.0)
+    await reconciler.step(KEY)
+    await reconciler.step(KEY)
+    assert world.seen[-1].refusal is None, "a creation has worked since"
+    reconciler.queue.close()
+
+
+async def test_nodes_to_avoid_reach_the_cluster(world: World) -> None:
+    """What is to be avoided is part of the request."""
+    world.plans = [plan(CreateWorker("w-0-1", 0, 1, ("node-7",)))]
+    await world.reconciler().step(KEY)
+    assert world.cluster.done == ["create w-0-1 not on node-7"]
+
+
+async def test_a_job_whose_time_is_over_is_deleted(world: World) -> None:
+    """The job itself, through the cluster."""
+    world.plans = [plan(DeleteJob("its time is over"))]
+    await world.reconciler().step(KEY)
+    assert world.cluster.done == ["delete job"]
+
+
+async def test_a_worker_is_judged_by_its_last_sight(world: World) -> None:
+    """Why a member ended may show only in the watch event with which it vanished."""
+    member = MemberStatus(
+        worker="w-0-1", place=0, incarnation=1, address="10.0.0.1", agent_port=1, first_rank=0, ranks=1
+    )
+    attempt = AttemptStatus(number=1, members=(member,), state="running", world_size=1)
+    assert world.cluster.stored is not None
+    world.cluster.stored = replace(world.cluster.stored, status=JobStatus(attempt=attempt))
+    world.plans = [plan()]
+    preempted = Disruption("preempted", "PreemptionByScheduler")
+    gone = Worker("w-0-1", 0, 1, "running", node="node-1", deleting=True, disruption=preempted)
+    world.cluster.changes.put_nowait(Change(KEY, "worker", gone, gone=True))
+    other = replace(gone, name="w-1-1", place=1)
+    world.cluster.changes.put_nowait(Change(KEY, "worker", other, gone=True))
+    await running(world.reconciler(), world, 2)
+    assert [(w.name, w.phase, w.disruption) for w in world.seen[-1].workers] == [
+        ("w-0-1", "failed", preempted)
+    ]
+
+
+async def test_progress_waits_for_the_next_write(world: World) -> None:
+    """Reports of progress do not make a pass each: status is written now and then anyway."""
+    world.plans = [plan()]
+    reconciler = world.reconciler(status_seconds=0.06)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    for _ in range(50):
+        world.agents._on_progress(KEY)
+    assert len(reconciler.queue) == 0
+    assert await asyncio.wait_for(reconciler.queue.get(), 5) == KEY
+    assert loop.time() - began >= 0.009
+    assert len(reconciler.queue) == 0
+    reconciler.queue.close()

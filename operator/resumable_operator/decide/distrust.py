@@ -37,6 +37,11 @@ def distrust_of(draft: Draft, worker: str) -> Distrust | None:
     return agent.distrust if agent else None
 
 
+def knows_no_key(draft: Draft, worker: str) -> bool:
+    distrust = distrust_of(draft, worker)
+    return distrust is not None and distrust.kind == "key"
+
+
 def given_up(draft: Draft, worker: str) -> bool:
     """It was not believed for so long that it is to be replaced."""
     distrust, since = distrust_of(draft, worker), draft.status.distrusted.get(worker)

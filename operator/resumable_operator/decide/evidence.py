@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from resumable_operator.decide.distrust import distrust_of
+from resumable_operator.decide.distrust import knows_no_key
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.fold import note_outcomes, witnessed
 from resumable_operator.decide.observation import Worker
@@ -219,8 +219,8 @@ def _silent_for(draft: Draft, name: str) -> float:
 
 
 def _is_silent(draft: Draft, name: str) -> bool:
-    """One that answers without being believed is not silent: its ranks may be fine."""
-    return distrust_of(draft, name) is None and _silent_for(draft, name) >= SILENT_AFTER_SECONDS
+    """One that answers, though it does not know our key, is not silent: its ranks may be fine."""
+    return not knows_no_key(draft, name) and _silent_for(draft, name) >= SILENT_AFTER_SECONDS
 
 
 def _silence(draft: Draft, members: list[MemberStatus]) -> list[Evidence]:

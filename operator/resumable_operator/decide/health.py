@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal
 
-from resumable_operator.decide.distrust import given_up
+from resumable_operator.decide.distrust import given_up, knows_no_key
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.observation import Worker
 from resumable_operator.decide.refusals import refused
@@ -112,6 +112,6 @@ def _most_are_silent(draft: Draft) -> bool:
 def _silent_for(draft: Draft, worker: Worker) -> float:
     """Seconds since the last word; an agent that was never heard is starting, not silent."""
     agent = draft.observation.agents.get(worker.name)
-    if agent is None or agent.last_heard is None or agent.distrust is not None:
+    if agent is None or agent.last_heard is None or knows_no_key(draft, worker.name):
         return 0.0
     return draft.now - agent.last_heard

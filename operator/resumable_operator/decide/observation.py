@@ -122,7 +122,6 @@ class Agent:
     last_heard: float | None = None
     outdated: bool = False  # speaks an older contract
     distrust: Distrust | None = None  # it answers, but not as an agent that can be believed
-    lost_events: int = 0  # dropped from its log before anybody read them
 
 
 @dataclass(frozen=True)
