@@ -8,7 +8,7 @@ the object's last state. What it cannot see (objects that vanished while a watch
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import kopf
@@ -19,6 +19,7 @@ from resumable_operator.errors import FatalError
 from resumable_training.contract.labels import GROUP, PLURAL, VERSION
 
 POD_SELECTOR = "app.kubernetes.io/managed-by=resumable-training"
+WATCHER = "watcher for "  # how kopf's names of these tasks begin
 RETRY_SECONDS = (0.1, 0.3, 1.0, *(2.0 for _ in range(150)))  # five minutes of an API server that is away
 
 
@@ -82,6 +83,7 @@ def settings() -> kopf.OperatorSettings:
     """kopf as a mere watcher."""
     chosen = kopf.OperatorSettings()
     chosen.watching.label_selectors["", "v1", "pods"] = POD_SELECTOR
+    chosen.watching.chunk_size = 500  # a whole list at once is held three times over
     chosen.scanning.disabled = True
     chosen.posting.enabled = False
     chosen.peering.standalone = True
@@ -94,16 +96,18 @@ def settings() -> kopf.OperatorSettings:
 
 
 async def watch(
-    handlers: kopf.OperatorRegistry, namespaces: Iterable[str], listening: asyncio.Event | None = None
+    handlers: kopf.OperatorRegistry,
+    namespaces: Iterable[str],
+    take_signals: Callable[[], None] = lambda: None,
 ) -> None:
     """Watch until cancelled.
 
-    This is ``kopf.operator`` but for its end: that one cancels every younger task of the whole event loop,
-    and waits five seconds before.
+    This is ``kopf.operator`` but for its end: that one waits five seconds and cancels every younger task of
+    the whole event loop, ours too.
 
     Args:
         namespaces: none: the whole cluster.
-        listening: set when the watches are being opened.
+        take_signals: called when kopf has set its own handlers for SIGTERM and SIGINT, to put others back.
 
     Raises:
         FatalError: a watch has ended for good. A fresh process begins anew.
@@ -115,18 +119,26 @@ async def watch(
         standalone=True,
         clusterwide=not chosen,
         namespaces=chosen,
-        ready_flag=listening,
     )
+    take_signals()
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _end(tasks)
+        # A watcher that fails leaves the others behind. They must not meet the end of the loop: one that is
+        # cancelled together with its own helper task takes that for a pause, and goes on for ever.
+        await _end(task for task in asyncio.all_tasks() if task.get_name().startswith(WATCHER))
     errors = [error for task in done if (error := task.exception()) is not None]
     if errors:
         raise FatalError(f"the watch of the cluster failed: {_words(errors[0])}") from errors[0]
     raise FatalError("the watch of the cluster ended unexpectedly")
+
+
+async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    chosen = list(tasks)
+    for task in chosen:
+        task.cancel()
+    await asyncio.gather(*chosen, return_exceptions=True)
 
 
 def _words(error: BaseException) -> str:

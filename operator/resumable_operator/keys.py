@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from resumable_operator.cluster.kube_api import SECRETS, KubeApi
+from resumable_operator.cluster.kube_errors import AlreadyExists
 from resumable_operator.errors import FatalError
 from resumable_training.contract import signing
 from resumable_training.contract.labels import GROUP
@@ -169,3 +171,20 @@ async def load(api: Secrets, namespace: str) -> KeyRing:
     if secret is None:
         raise FatalError(f"Secret {namespace}/{SECRET_NAME} can neither be created nor read")
     return KeyRing(read_masters(secret))
+
+
+class ApiSecrets:
+    """``Secrets`` of the real API server."""
+
+    def __init__(self, api: KubeApi) -> None:
+        self._api = api
+
+    async def read_secret(self, namespace: str, name: str) -> Mapping[str, Any] | None:
+        return await self._api.get(SECRETS, name, namespace)
+
+    async def create_secret(self, namespace: str, body: Mapping[str, Any]) -> bool:
+        try:
+            await self._api.create(SECRETS, dict(body), namespace)
+        except AlreadyExists:
+            return False
+        return True

@@ -6,11 +6,19 @@ vanish with their job. Labels are namespace and job, plus one closed enumeration
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, get_args
 
-from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Gauge,
+    GCCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -20,9 +28,11 @@ from resumable_operator.decide.goodput import goodput
 from resumable_operator.decide.ledger import milliseconds, unsettled_ms
 from resumable_operator.decide.observation import Job
 from resumable_operator.model import JobPhase
+from resumable_training.contract import CONTRACT_VERSION
 from resumable_training.contract import metrics as names
 from resumable_training.contract.formulas import daly_interval
 
+DISTRIBUTION = "resumable-training"
 LABELS = (names.NAMESPACE, names.JOB)
 Values = Mapping[str, float] | float | None  # by the extra label's value; one; or nothing to say
 
@@ -172,11 +182,59 @@ def _metric(name: str, text: str, labels: Iterable[str]) -> CounterMetricFamily 
     return kind(name, text, labels=tuple(labels))
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What the process knows of itself, asked when scraped."""
+
+    queue_length: Callable[[], int]
+    agents_connected: Callable[[], int]
+    relisted_at: Callable[[], float | None]
+    requests: Mapping[tuple[str, str, int], int]  # (verb, resource, code) -> number; 0: no answer
+
+
+class FactsCollector(Collector):
+    """``Facts`` as metrics."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+
+    def collect(self) -> Iterator[Metric]:
+        facts = self._facts
+        yield GaugeMetricFamily(
+            names.OPERATOR_QUEUE_LENGTH, "Jobs waiting for a pass.", value=facts.queue_length()
+        )
+        yield GaugeMetricFamily(
+            names.OPERATOR_AGENTS_CONNECTED,
+            "Agents whose event stream is open.",
+            value=facts.agents_connected(),
+        )
+        relisted = GaugeMetricFamily(
+            names.OPERATOR_RELIST_TIMESTAMP_SECONDS, "Last successful comparison with the API server."
+        )
+        at = facts.relisted_at()
+        if at is not None:
+            relisted.add_metric((), at)
+        yield relisted
+        requests = CounterMetricFamily(
+            names.OPERATOR_API_REQUESTS_TOTAL,
+            "Requests to the API server, without watches; code 0: no answer.",
+            labels=("verb", "resource", "code"),
+        )
+        for (verb, resource, code), count in list(facts.requests.items()):
+            requests.add_metric((verb, resource, str(code)), count)
+        yield requests
+
+
 def own_registry() -> CollectorRegistry:
     """A registry for the process's own metrics, with its memory, CPU time and garbage collection."""
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     GCCollector(registry=registry)
+    build = {"version": version(DISTRIBUTION), "contract_version": str(CONTRACT_VERSION)}
+    labels = (*build, "python_version")
+    info = Gauge(names.OPERATOR_BUILD_INFO, "1; its labels say what runs.", labels, registry=registry)
+    info.labels(*build.values(), platform.python_version()).set(1)
     return registry
 
 

@@ -57,11 +57,10 @@ WORKER_KINDS = ("desired", "ready", "min", "max")
 
 # The operator's own.
 OPERATOR_BUILD_INFO = "resumable_operator_build_info"
-OPERATOR_JOBS = "resumable_operator_jobs"
 OPERATOR_PASSES_TOTAL = "resumable_operator_passes_total"
 OPERATOR_PASS_SECONDS = "resumable_operator_pass_seconds"
 OPERATOR_EVENT_TO_ASSIGNMENT_SECONDS = "resumable_operator_event_to_assignment_seconds"
-OPERATOR_ERRORS_TOTAL = "resumable_operator_errors_total"
+OPERATOR_RELIST_FAILURES_TOTAL = "resumable_operator_relist_failures_total"
 OPERATOR_API_REQUESTS_TOTAL = "resumable_operator_api_requests_total"
 OPERATOR_QUEUE_LENGTH = "resumable_operator_queue_length"
 OPERATOR_AGENTS_CONNECTED = "resumable_operator_agents_connected"
