@@ -387,10 +387,10 @@ async def test_a_worker_is_judged_by_its_last_sight(world: World) -> None:
     member = MemberStatus(
         worker="w-0-1", place=0, incarnation=1, address="10.0.0.1", agent_port=1, first_rank=0, ranks=1
     )
-    attempt = AttemptStatus(number=1, members=(member,), state="running", world_size=1)
+    status = JobStatus(attempt=AttemptStatus(number=1, members=(member,), state="running", world_size=1))
     assert world.cluster.stored is not None
-    world.cluster.stored = replace(world.cluster.stored, status=JobStatus(attempt=attempt))
-    world.plans = [plan()]
+    world.cluster.stored = replace(world.cluster.stored, status=status)
+    world.plans = [Plan(status, (), "", must_write=False)]
     preempted = Disruption("preempted", "PreemptionByScheduler")
     gone = Worker("w-0-1", 0, 1, "running", node="node-1", deleting=True, disruption=preempted)
     world.cluster.changes.put_nowait(Change(KEY, "worker", gone, gone=True))
