@@ -88,11 +88,16 @@ def _version() -> dict[str, Any]:
         },
         "selectableFields": [{"jsonPath": ".status.phase"}],
         "additionalPrinterColumns": [
-            {"name": name, "type": kind, "jsonPath": path, "priority": priority, "description": text}
+            {"name": name, "type": kind, "jsonPath": path, **_unless_0(priority), "description": text}
             for name, kind, path, priority, text in _COLUMNS
         ],
         "schema": {"openAPIV3Schema": schema()},
     }
+
+
+def _unless_0(priority: int) -> dict[str, int]:
+    """The server leaves a 0 out; with it Helm and kubectl would disagree about the whole version."""
+    return {"priority": priority} if priority else {}
 
 
 def schema() -> Schema:
