@@ -22,6 +22,8 @@ Raw = dict[str, Any]
 
 AGENT_FILE = f"{AGENT_DIRECTORY}/agent.pyz"
 LOG_DIRECTORY = f"{SCRATCH_DIRECTORY}/logs"
+LOG_BYTES = 16 * 1024 * 1024  # twice that for each rank; a node's disk must not fill up over months
+LOG_ATTEMPTS = 5
 # Isolated: neither PYTHONPATH nor the image's packages can get between the agent and the standard library.
 AGENT_COMMAND = ("python3", "-I", "-S", AGENT_FILE, "--")
 _ADDRESS = f"$({env.POD_ADDRESS})"  # expanded by the kubelet
@@ -62,6 +64,8 @@ def agent_env(job: Job, name: str, place: int, incarnation: int, port: int) -> l
         log_directory=LOG_DIRECTORY,
         key_file=f"{KEY_DIRECTORY}/key",
         drain_seconds=job.spec.recovery.drain_seconds,
+        log_bytes=LOG_BYTES,
+        log_attempts=LOG_ATTEMPTS,
     )
     s3 = job.spec.checkpoint.s3
     return [

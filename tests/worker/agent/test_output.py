@@ -43,7 +43,7 @@ def test_lines_go_to_log_output_and_tail(pipes: Pipes) -> None:
     """Raw in the log, with attempt and rank in front on standard output, the last lines kept."""
     os.write(pipes.rank, b"one\ntwo\nno end")
     assert pipes.finish() == ("one", "two", "no end")
-    assert pipes.output.path.read_bytes() == b"one\ntwo\nno end"
+    assert pipes.output.log.path.read_bytes() == b"one\ntwo\nno end"
     lines = pipes.shown_text().splitlines()
     assert lines == ["[attempt 1 rank 0] " + text for text in ("one", "two", "no end")]
 
@@ -64,7 +64,7 @@ def test_nobody_reads_standard_output(pipes: Pipes) -> None:
     for _ in range(2000):  # far more than all pipes and queues hold
         os.write(pipes.rank, data)
     pipes.finish()
-    assert pipes.output.path.stat().st_size == 2000 * len(data)
+    assert pipes.output.log.path.stat().st_size == 2000 * len(data)
     text = ""
     while "dropped" not in text:
         text += os.read(pipes.shown, 1_000_000).decode()
@@ -77,7 +77,7 @@ def test_standard_output_is_closed(pipes: Pipes) -> None:
     for _ in range(200):
         os.write(pipes.rank, b"z" * 999 + b"\n")
     pipes.finish()
-    assert pipes.output.path.stat().st_size == 200_000
+    assert pipes.output.log.path.stat().st_size == 200_000
     assert pipes.outlet.flush(20)
 
 
@@ -118,6 +118,6 @@ def test_closing_frees_the_descriptors(pipes: Pipes) -> None:
     os.write(pipes.rank, b"x\n")
     pipes.finish()
     pipes.pump.close(pipes.output)
-    wait_until(lambda: pipes.output.ended and pipes.output.log is None, "closed")
+    wait_until(lambda: pipes.output.ended and not pipes.output.log.is_open, "closed")
     with pytest.raises(OSError, match=r"."):
         os.fstat(pipes.output.descriptor)

@@ -109,7 +109,7 @@ def _run(
     guard = GuardProcess(temporary)
 
     def context(agent: Agent) -> Context:
-        pump = OutputPump(outlet, agent.warn_from_thread)
+        pump = OutputPump(outlet, agent.warn_from_thread, spec.log_bytes)
         return Context(spec, starter, pump, guard, agent.emit, temporary, reap_seconds)
 
     async def run() -> int:

@@ -22,10 +22,11 @@ from resumable_training.agent.context import Context
 from resumable_training.agent.drain import Drain
 from resumable_training.agent.files import write_json
 from resumable_training.agent.hang import Hang, find_hang
+from resumable_training.agent.logfile import forget_old_attempts
 from resumable_training.agent.procfs import start_ticks
 from resumable_training.agent.rank import Rank, Reporter
 from resumable_training.agent.ranklink import RankLink
-from resumable_training.agent.ranks import RankFiles, log_path, rank_plan
+from resumable_training.agent.ranks import RankFiles, log_path, log_root, rank_plan
 from resumable_training.contract import env, events, exitcodes, rankwire
 from resumable_training.contract.assignment import Assignment, CheckpointConfig, Limits
 from resumable_training.contract.codec import to_plain
@@ -98,6 +99,8 @@ class Attempt:
         if trouble:
             self._not_started(numbers[0], trouble, exitcodes.STORAGE)
             return
+        spec = self._context.spec
+        forget_old_attempts(log_root(spec), self.number, spec.log_attempts)
         try:
             await self._link.open()
             for local in range(0 if self.ending else member.ranks):  # it may have been stopped meanwhile

@@ -15,8 +15,9 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Callable, Deque, Optional, Set, Tuple
+from typing import Callable, Deque, Set, Tuple
 
+from resumable_training.agent.logfile import LogFile
 from resumable_training.agent.outlet import Outlet
 
 TAIL_LINES = 40
@@ -29,25 +30,25 @@ _RETRY_LOG_SECONDS = 5.0
 class RankOutput:
     """One rank's output, owned by the pump's thread. ``tail`` may be read anywhere."""
 
-    def __init__(self, descriptor: int, prefix: str, path: Path) -> None:
+    def __init__(self, descriptor: int, prefix: str, log: LogFile) -> None:
         os.set_blocking(descriptor, False)
         self.descriptor = descriptor
         self.prefix = prefix.encode()
-        self.path = path
+        self.log = log
         self.tail: Deque[str] = deque(maxlen=TAIL_LINES)
         self.partial = b""
-        self.log: Optional[int] = None
         self.retry_log_at = 0.0
         self.warned = False
         self.ended = False
 
 
 class OutputPump:
-    """Reads all ranks' pipes in one thread. ``warn`` is called in that thread."""
+    """Reads all ranks' pipes in one thread. ``warn`` is called in that thread. ``log_bytes``: see LogFile."""
 
-    def __init__(self, outlet: Outlet, warn: Callable[[str], None]) -> None:
+    def __init__(self, outlet: Outlet, warn: Callable[[str], None], log_bytes: int = 0) -> None:
         self._outlet = outlet
         self._warn = warn
+        self._log_bytes = log_bytes
         self._selector = selectors.DefaultSelector()
         self._commands: "queue.SimpleQueue[Callable[[], None]]" = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe()
@@ -58,7 +59,7 @@ class OutputPump:
 
     def add(self, descriptor: int, prefix: str, path: Path) -> RankOutput:
         """Pump from now on; the pump closes ``descriptor``."""
-        output = RankOutput(descriptor, prefix, path)
+        output = RankOutput(descriptor, prefix, LogFile(path, self._log_bytes))
         self._call(lambda: self._register(output))
         return output
 
@@ -131,9 +132,7 @@ class OutputPump:
         self._open.discard(output)
         self._selector.unregister(output.descriptor)
         os.close(output.descriptor)
-        if output.log is not None:
-            os.close(output.log)
-            output.log = None
+        output.log.close()
 
     def _pass_on(self, output: RankOutput, data: bytes) -> None:
         self._write_log(output, data)
@@ -159,18 +158,11 @@ class OutputPump:
         if time.monotonic() < output.retry_log_at:
             return
         try:
-            if output.log is None:
-                output.log = _open_log(output.path)
-            view = memoryview(data)
-            while view:
-                view = view[os.write(output.log, view) :]
+            output.log.write(data)
         except OSError as error:
             output.retry_log_at = time.monotonic() + _RETRY_LOG_SECONDS
             if not output.warned:
                 output.warned = True
-                self._warn("log %s can't be written: %s; training goes on" % (output.path, error.strerror))
-
-
-def _open_log(path: Path) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+                self._warn(
+                    "log %s can't be written: %s; training goes on" % (output.log.path, error.strerror)
+                )

@@ -184,7 +184,10 @@ def _resumable(spec: AgentSpec, assignment: Assignment, files: RankFiles) -> Dic
     return result
 
 
+def log_root(spec: AgentSpec) -> Path:
+    return Path(spec.log_directory or Path(spec.directory, "logs"))
+
+
 def log_path(spec: AgentSpec, attempt: int, rank: int) -> Path:
     """``attempt-00001/rank-00000.log`` below the job's log directory."""
-    root = Path(spec.log_directory or Path(spec.directory, "logs"))
-    return root / ("attempt-%05d" % attempt) / ("rank-%05d.log" % rank)
+    return log_root(spec) / ("attempt-%05d" % attempt) / ("rank-%05d.log" % rank)

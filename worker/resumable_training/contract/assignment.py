@@ -122,7 +122,7 @@ class Request:
 
 @dataclass(frozen=True)
 class AgentSpec:
-    """Configuration an agent is started with (JSON file named by ``RESUMABLE_AGENT_SPEC``)."""
+    """Configuration an agent is started with (JSON in ``RESUMABLE_AGENT_SPEC``, or in a file named there)."""
 
     job: str
     job_uid: str
@@ -139,5 +139,7 @@ class AgentSpec:
     lifeline_fd: int = -1  # read end of a pipe; end of file there means the parent died: kill ranks, exit
     drain_seconds: float = 60.0  # window of a SIGTERM when no assignment says otherwise
     allow_faults: bool = False  # accept ``cut-network``
+    log_bytes: int = 0  # of a rank's log, before it is renamed and begun anew; 0: no bound
+    log_attempts: int = 0  # logs of so many attempts are kept; 0: all
     environment: Dict[str, str] = field(default_factory=dict)
     contract_version: int = CONTRACT_VERSION
