@@ -242,6 +242,7 @@ def _page(name: str) -> str:
 def test_crd_is_kept(render: Render) -> None:
     """Uninstalling leaves the CRD, and with it all jobs; left out when told so and in namespaced mode."""
     crd = _one(render(), "CustomResourceDefinition")
+    assert crd == yaml.safe_load((ROOT / "deploy" / "crd.yaml").read_text())
     assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     assert [o for o in render("crds.install=false") if o["kind"] == "CustomResourceDefinition"] == []
     assert [o for o in render(NAMESPACED) if o["kind"] == "CustomResourceDefinition"] == []

@@ -152,3 +152,15 @@ def test_standard_roles_include_jobs(own_plane: ControlPlane, install: Install, 
     assert not _can(own_plane, view, place, "create rtj")
     assert _can(own_plane, edit, place, "patch resumabletrainingjobs --subresource=scale")
     assert not _can(own_plane, edit, place, "patch resumabletrainingjobs --subresource=status")
+
+
+def test_crd_of_kubectl_can_be_taken_over(own_plane: ControlPlane, helm: Helm, place: str) -> None:
+    """A CRD that kubectl applied stops an installation, is taken over on demand, and both may go on."""
+    own_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(DEPLOY / "crd.yaml"))
+    command, config = ("install", "rt", CHART, "-n", place), own_plane.kubeconfig
+    assert "invalid ownership metadata" in helm(*command, check=False, kubeconfig=config).stderr
+    helm(*command, "--take-ownership", kubeconfig=config)
+    own_plane.kubectl("apply", "--server-side", "-f", str(DEPLOY / "crd.yaml"))
+    helm("upgrade", "rt", CHART, "-n", place, "--set", "log.level=debug", kubeconfig=config)
+    helm("uninstall", "rt", "-n", place, kubeconfig=config)
+    assert own_plane.api.find(CRD) is not None
