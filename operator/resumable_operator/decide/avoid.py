@@ -9,7 +9,7 @@ from __future__ import annotations
 from resumable_operator.decide.conditions import set_if_known
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.failure import first_witness
-from resumable_operator.decide.views import member_of
+from resumable_operator.decide.views import members
 
 TROUBLES = 2  # failures on one node within the window
 WINDOW_SECONDS = 3600.0
@@ -26,7 +26,7 @@ def note_ending(draft: Draft, cause: str, worker: str) -> None:
 
 def node_of_worker(draft: Draft, name: str) -> str:
     """Where a worker is, or a member that is gone was; empty: not known."""
-    worker, member = draft.observation.worker(name), member_of(draft, name)
+    worker, member = draft.observation.worker(name), members(draft).get(name)
     return (worker.node if worker else "") or (member.node if member else "")
 
 

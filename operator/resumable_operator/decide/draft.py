@@ -6,6 +6,7 @@ Policies read the observation and write here; nothing leaves before ``conclude``
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any, Literal
 
 from resumable_operator.decide.actions import Action, EmitEvent
@@ -75,9 +76,10 @@ class Draft:
         a million steps.
         """
         known = self._memos.get(name)
-        if known is None or any(old is not new for old, new in zip(known[0], depends_on, strict=True)):
-            known = self._memos[name] = (depends_on, {})
-        return known[1]
+        if known is not None and all(map(is_, known[0], depends_on)):
+            return known[1]
+        self._memos[name] = (depends_on, {})
+        return self._memos[name][1]
 
     def note(self, text: str) -> None:
         """Add to the plan's reason."""

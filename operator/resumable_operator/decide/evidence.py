@@ -181,8 +181,7 @@ def _note_agent(draft: Draft, member: MemberStatus) -> None:
 
 def _failed_without_a_word(draft: Draft, member: MemberStatus) -> bool:
     outcome = draft.attempt.outcomes.get(member.worker)
-    told = any(item.worker == member.worker for item in draft.attempt.evidence)
-    return outcome in (events.FAILED, events.STOPPED) and not told
+    return outcome in (events.FAILED, events.STOPPED) and not draft.attempt.evidence
 
 
 def _notice(draft: Draft, name: str) -> Notice | None:

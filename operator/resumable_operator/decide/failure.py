@@ -106,6 +106,8 @@ def add_evidence(known: tuple[Evidence, ...], new: Evidence) -> tuple[Evidence, 
     if len(kept) <= _KEPT_EVIDENCE:
         return kept
     weakest = max(kept, key=lambda item: (not item.primary, _severity(item), item.at))
+    if weakest is new:
+        return known
     return tuple(item for item in kept if item is not weakest)
 
 

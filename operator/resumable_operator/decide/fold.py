@@ -259,8 +259,11 @@ def note_outcomes(draft: Draft, found: dict[str, str]) -> None:
 
 def witnessed(draft: Draft, witness: Evidence) -> None:
     """Keep a witness of the attempt's ending."""
-    witness = witness.model_copy(update={"last_progress": draft.attempt.last_progress_at})
-    draft.set_attempt(evidence=add_evidence(draft.attempt.evidence, witness))
+    known = draft.attempt.evidence
+    kept = add_evidence(known, witness)
+    if kept is not known:
+        dated = witness.model_copy(update={"last_progress": draft.attempt.last_progress_at})
+        draft.set_attempt(evidence=tuple(dated if item is witness else item for item in kept))
 
 
 _FOLDS: dict[str, Callable[[Draft, TimedEvent], None]] = {

@@ -31,12 +31,17 @@ _CANNOT_START = (  # the kubelet tries again, and may do so for ever
 def health(draft: Draft, worker: Worker) -> Health:
     """``doomed``: exists, but is not to be used for another attempt; ``dead``: has ended; ``stuck``: has a
     node and can't start there."""
+    return healths(draft)[worker.name]
+
+
+def healths(draft: Draft) -> dict[str, Health]:
+    """The health of every worker, by name."""
     known: dict[str, Health] = draft.memo(
         "health", draft.status.incarnations, draft.attempt.members, draft.alive
     )
-    if worker.name not in known:
-        known[worker.name] = _health(draft, worker)
-    return known[worker.name]
+    if not known:
+        known.update({worker.name: _health(draft, worker) for worker in draft.observation.workers})
+    return known
 
 
 def _health(draft: Draft, worker: Worker) -> Health:
@@ -54,12 +59,13 @@ def _health(draft: Draft, worker: Worker) -> Health:
 
 
 def ready_workers(draft: Draft) -> list[Worker]:
-    return [worker for worker in draft.observation.workers if health(draft, worker) == "ready"]
+    known = healths(draft)
+    return [worker for worker in draft.observation.workers if known[worker.name] == "ready"]
 
 
 def supply(draft: Draft) -> Supply:
     """The job's workers, counted by what they are good for."""
-    states = Counter(health(draft, worker) for worker in draft.observation.workers)
+    states = Counter(healths(draft).values())
     ready, starting, queued = states["ready"], states["starting"], states["queued"] + states["stuck"]
     capacity = draft.observation.capacity
     room = None if capacity is None else max(0, capacity - ready - starting - queued)

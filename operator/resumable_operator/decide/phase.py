@@ -9,7 +9,7 @@ from resumable_operator.decide.assign import store_root
 from resumable_operator.decide.conditions import set_condition, set_if_known
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.goodput import goodput
-from resumable_operator.decide.health import health, supply
+from resumable_operator.decide.health import healths, supply
 from resumable_operator.decide.pending import show_readiness
 from resumable_operator.decide.size import largest_allowed
 from resumable_operator.decide.workers import wanted_workers
@@ -61,7 +61,7 @@ def _starting_phase(draft: Draft) -> str:
 def _starved(draft: Draft) -> bool:
     """Not even the smallest size has room. What has a node and can't start there does not lack room."""
     have = supply(draft)
-    stuck = sum(health(draft, worker) == "stuck" for worker in draft.observation.workers)
+    stuck = list(healths(draft).values()).count("stuck")
     coming = have.ready + have.starting + stuck + (have.creatable or 0)
     return largest_allowed(draft.spec.workers, coming) is None
 

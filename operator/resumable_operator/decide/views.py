@@ -60,15 +60,21 @@ def is_member(draft: Draft, worker: str) -> bool:
 
 def took_part(draft: Draft, worker: str) -> bool:
     """It takes part in the newest attempt, or did."""
-    return member_of(draft, worker) is not None
+    return worker in members(draft)
 
 
-def member_of(draft: Draft, worker: str) -> MemberStatus | None:
-    """Its part in the newest attempt."""
-    known = draft.memo("members", draft.attempt.members)
+def members(draft: Draft) -> dict[str, MemberStatus]:
+    """Those of the newest attempt, by worker; in order of rank."""
+    attempt = draft.attempt
+    known: dict[str, MemberStatus] = draft.memo("members", attempt.members)
     if not known:
-        known.update({member.worker: member for member in draft.attempt.members})
-    return known.get(worker)
+        known.update({member.worker: member for member in attempt.members})
+    return known
+
+
+def living_members(draft: Draft) -> dict[str, MemberStatus]:
+    """Those of an attempt that has not ended; else empty."""
+    return members(draft) if draft.alive else {}
 
 
 def assigned_members(draft: Draft) -> tuple[Member, ...]:

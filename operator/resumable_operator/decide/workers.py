@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+
 from resumable_operator.decide.actions import CreateWorker, DeleteWorker
 from resumable_operator.decide.assign import template_digest
 from resumable_operator.decide.avoid import avoided, note_trouble
 from resumable_operator.decide.backoff import delay_seconds
 from resumable_operator.decide.budget import charge, exhausted
 from resumable_operator.decide.draft import Draft
-from resumable_operator.decide.health import creatable, health
+from resumable_operator.decide.health import creatable, healths
 from resumable_operator.decide.observation import Worker
 from resumable_operator.decide.pending import give_up_stuck
 from resumable_operator.decide.refusals import note_none_missing
 from resumable_operator.decide.requests import send_shutdown
 from resumable_operator.decide.terminal import fail
 from resumable_operator.decide.validity import blocked
-from resumable_operator.decide.views import ended, heard_state, is_member, node_gone, node_of, took_part
+from resumable_operator.decide.views import (
+    ended,
+    heard_state,
+    living_members,
+    node_gone,
+    node_of,
+    took_part,
+)
 from resumable_training.contract.labels import worker_name
 
 GRACE_SECONDS = 5.0  # for an agent without ranks to end
@@ -31,8 +40,11 @@ def tend_workers(draft: Draft) -> None:
     """Bring the workers that exist closer to the ones that are wanted."""
     give_up_stuck(draft)
     kept = _keep(draft)
+    names, members = {worker.name for worker in kept}, living_members(draft)
     for worker in draft.observation.workers:
-        reason = _why_delete(draft, worker, kept)
+        if worker.name in members:
+            continue
+        reason = _why_delete(draft, worker, worker.name in names)
         if reason is not None and not worker.deleting:
             grace = 0.0 if ended(worker) else GRACE_SECONDS
             draft.act(DeleteWorker(worker.name, grace, reason))
@@ -71,31 +83,28 @@ def wanted_workers(draft: Draft) -> int:
 def _keep(draft: Draft) -> list[Worker]:
     """The workers that fill places: members first, then whoever is furthest."""
     order = {"ready": 1, "starting": 2, "stuck": 3, "queued": 4}
-    useful = [worker for worker in draft.observation.workers if health(draft, worker) in order]
-    useful.sort(
-        key=lambda worker: (not is_member(draft, worker.name), order[health(draft, worker)], worker.place)
-    )
+    known, members = healths(draft), living_members(draft)
+    useful = [worker for worker in draft.observation.workers if known[worker.name] in order]
+    useful.sort(key=lambda worker: (worker.name not in members, order[known[worker.name]], worker.place))
     return useful[: wanted_workers(draft)]
 
 
-def _why_delete(draft: Draft, worker: Worker, kept: list[Worker]) -> str | None:
-    if is_member(draft, worker.name):
-        return None
+def _why_delete(draft: Draft, worker: Worker, is_kept: bool) -> str | None:
     if _wants_none(draft):
         return "suspended" if draft.spec.suspend else "the job is ending"
-    state = health(draft, worker)
+    state = healths(draft)[worker.name]
     if state == "dead":
         return "it has ended"
     if state == "doomed":
         return "it is being replaced"
-    if worker not in kept and draft.attempt.state == "running":
+    if not is_kept and draft.attempt.state == "running":
         return "more workers than wanted"
     return None
 
 
 def _force_if_stuck(draft: Draft, worker: Worker) -> None:
     """A pod on a dead node stays Terminating for ever: nobody is there to end it."""
-    if worker.deleting_since is None or is_member(draft, worker.name):
+    if worker.deleting_since is None:
         return
     patience = _patience(draft, worker)
     if patience is None:
@@ -144,34 +153,33 @@ def _create_missing(draft: Draft, filled: set[int]) -> None:
     missing = wanted_workers(draft) - len(filled)
     room = creatable(draft)
     count = missing if room is None else min(missing, room)
-    place = 0
-    while count > 0:
-        if place not in filled:
-            if not _fill(draft, place):
-                return
-            count -= 1
-        place += 1
-
-
-def _fill(draft: Draft, place: int) -> bool:
-    """Create the worker of a place, under a new name unless the reserved one is still unused.
-
-    False: it failed to start before; nothing is created for a while.
-    """
-    incarnation = draft.status.incarnations.get(str(place), 0)
-    job = draft.observation.job.name
-    name = worker_name(job, place, incarnation)
-    worker = draft.observation.worker(name)
-    used = worker is not None or took_part(draft, name)
-    if incarnation == 0 or used:
-        incarnation += 1
-        draft.set(incarnations={**draft.status.incarnations, str(place): incarnation})
+    places = itertools.islice((place for place in itertools.count() if place not in filled), max(0, count))
+    reserved, avoid, job = dict(draft.status.incarnations), avoided(draft), draft.observation.job.name
+    failed = None
+    for place in places:
+        failed = _reserve_name(draft, reserved, place)
+        if failed is not None:
+            break
+        incarnation = reserved[str(place)]
+        draft.act(CreateWorker(worker_name(job, place, incarnation), place, incarnation, avoid))
+    if reserved != draft.status.incarnations:
+        draft.set(incarnations=reserved)
         draft.reserve()
-    if worker is not None and _failed_to_start(draft, worker):
-        _delay(draft, worker)
-        return False
-    draft.act(CreateWorker(worker_name(job, place, incarnation), place, incarnation, avoided(draft)))
-    return True
+    if failed is not None:
+        _delay(draft, failed)
+
+
+def _reserve_name(draft: Draft, reserved: dict[str, int], place: int) -> Worker | None:
+    """A new name for the worker of a place, unless the reserved one is still unused.
+
+    Returns the worker of that place that failed to start, if so: then nothing is created for a while.
+    """
+    incarnation = reserved.get(str(place), 0)
+    name = worker_name(draft.observation.job.name, place, incarnation)
+    worker = draft.observation.worker(name)
+    if incarnation == 0 or worker is not None or took_part(draft, name):
+        reserved[str(place)] = incarnation + 1
+    return worker if worker is not None and _failed_to_start(draft, worker) else None
 
 
 def _failed_to_start(draft: Draft, worker: Worker) -> bool:
