@@ -95,10 +95,10 @@ async def serving(app: web.Application, address: str, port: int) -> AsyncIterato
     Raises:
         FatalError: the port can't be had.
     """
-    runner = web.AppRunner(app, access_log=None, handle_signals=False)
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, address or None, port, shutdown_timeout=0.5)
+        site = web.TCPSite(runner, address or None, port)
         try:
             await site.start()
         except OSError as error:

@@ -72,13 +72,17 @@ def _workers(job: Job, _now: float) -> Values:
 
 
 def _goodput(job: Job, now: float) -> Values:
-    ledger = job.status.ledger
-    return goodput(ledger, milliseconds(now)).goodput if _began(job) else None
+    return goodput(job.status.ledger, _ledger_time(job, now)).goodput if _began(job) else None
 
 
 def _unsettled(job: Job, now: float) -> Values:
-    over = job.status.phase in ("Succeeded", "Failed") or not _began(job)
-    return 0.0 if over else unsettled_ms(job.status.ledger, milliseconds(now)) / 1000
+    return unsettled_ms(job.status.ledger, _ledger_time(job, now)) / 1000 if _began(job) else 0.0
+
+
+def _ledger_time(job: Job, now: float) -> int:
+    """Now, in the ledger's unit; the ledger of a job that is over does not go on."""
+    over = job.status.phase in ("Succeeded", "Failed")
+    return job.status.ledger.settled_at if over else milliseconds(now)
 
 
 def _began(job: Job) -> bool:

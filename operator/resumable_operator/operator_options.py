@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,6 +40,18 @@ class Options:
     @property
     def scope(self) -> str:
         return ", ".join(self.namespaces) or "the whole cluster"
+
+
+class _Seconds(click.FloatRange):
+    """A range that knows that "nan" and "inf" are no times."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is not a time", param, ctx)
+        return float(seconds)
 
 
 def _option(name: str, *target: str, **settings: Any) -> Callable[[Any], Any]:
@@ -85,19 +98,19 @@ _OPTIONS = (
     ),
     _option(
         "--relist-seconds",
-        type=click.FloatRange(1, 3600),
+        type=_Seconds(1, 3600),
         default=30.0,
         help="Time between two full comparisons with the API server.",
     ),
     _option(
         "--status-seconds",
-        type=click.FloatRange(0.1, 3600),
+        type=_Seconds(0.1, 3600),
         default=30.0,
         help="Longest time that a changed status stays unwritten.",
     ),
     _option(
         "--unreachable-seconds",
-        type=click.FloatRange(0, 86400),
+        type=_Seconds(0, 86400),
         default=300.0,
         help="How long to wait for an API server that does not answer at the start.",
     ),

@@ -7,7 +7,6 @@ A pass that did something is one line; what it was about is in the fields ``job`
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter as Tally
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,7 +35,7 @@ class PassMeter:
 
     def __init__(self, registry: CollectorRegistry, clock: Clock) -> None:
         self._clock = clock
-        self._running: dict[str, float] = {}  # job -> start, monotonic
+        self._running: dict[str, float] = {}  # job -> start
         self._lines: dict[str, str] = {}  # job -> newest line, so that a repetition is quiet
         self._recoveries = Recoveries()
         self._passes = Counter(names.OPERATOR_PASSES_TOTAL, "Passes.", ["result"], registry=registry)
@@ -57,12 +56,12 @@ class PassMeter:
         if not self._running:
             return None
         job, since = min(self._running.items(), key=lambda item: item[1])
-        return job, time.monotonic() - since
+        return job, self._clock.now() - since
 
     @contextmanager
     def running(self, key: str) -> Iterator[None]:
         """One pass over one job."""
-        self._running[key] = started = time.monotonic()
+        self._running[key] = started = self._clock.now()
         try:
             yield
         except ConflictError:
@@ -76,7 +75,7 @@ class PassMeter:
             raise
         finally:
             del self._running[key]
-            self._seconds.observe(time.monotonic() - started)
+            self._seconds.observe(self._clock.now() - started)
 
     def decided(self, observation: Observation, plan: Plan) -> None:
         """A pass has decided; told before anything is done (``Settings.on_pass``)."""
