@@ -14,6 +14,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -43,6 +44,7 @@ from resumable_training.contract.labels import GROUP, PLURAL, VERSION
 logger = logging.getLogger(__name__)
 
 PAGE = 500  # objects in one answer to a list
+AGENT = "resumable-training"
 TRIES = 4
 FIRST_WAIT_SECONDS = 0.1
 LONGEST_WAIT_SECONDS = 5.0  # a server that asks for more is left to the caller's own backoff
@@ -145,15 +147,16 @@ class KubeApi:
             return None
 
     async def pages(
-        self, resource: Resource, namespace: str | None = None, *, labels: str = ""
+        self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> AsyncIterator[Page]:
-        """All objects, part by part.
+        """All objects, part by part; ``labels`` and ``fields`` are selectors.
 
         Raises:
             Expired: the list must begin anew.
             NotFound: the API has no such resource.
         """
-        query = {"limit": str(PAGE), **({"labelSelector": labels} if labels else {})}
+        selectors = {"labelSelector": labels, "fieldSelector": fields}
+        query = {"limit": str(PAGE), **{name: text for name, text in selectors.items() if text}}
         token = ""
         while True:
             path = (
@@ -168,13 +171,15 @@ class KubeApi:
             if not token:
                 return
 
-    async def list(self, resource: Resource, namespace: str | None = None, *, labels: str = "") -> Page:
+    async def list(
+        self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
+    ) -> Page:
         """All objects at once; begins anew when the list expires under way."""
         for _ in range(TRIES):
             items: list[Raw] = []
             version = ""
             try:
-                async for page in self.pages(resource, namespace, labels=labels):
+                async for page in self.pages(resource, namespace, labels=labels, fields=fields):
                     items += page.items
                     version = page.resource_version
             except Expired:
@@ -267,6 +272,28 @@ class KubeApi:
                 return None  # another object has the name now
             raise
 
+    @asynccontextmanager
+    async def stream(self, call: Call, path: str) -> AsyncIterator[aiohttp.StreamReader]:
+        """The body of a GET as it comes, for a log; its silence is no error. Not tried again.
+
+        Raises:
+            NotFound
+            RetryableError: no answer; what breaks the connection later is an ``aiohttp.ClientError``.
+        """
+        limit = aiohttp.ClientTimeout(sock_connect=self._timeout.sock_connect)
+        try:
+            response = await self._request("GET", path, {"User-Agent": AGENT}, None, limit)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self.requests[call.verb, call.resource, 0] += 1
+            raise RetryableError(f"{call}: no answer: {_words(error)}") from error
+        self.requests[call.verb, call.resource, response.status] += 1
+        try:
+            if response.status >= 400:
+                raise error_of(call, response.status, status_of(await response.read()))
+            yield response.response.content
+        finally:
+            response.response.close()
+
     # ---- one request ---------------------------------------------------------------------------------
 
     async def _call(
@@ -279,7 +306,7 @@ class KubeApi:
         content_type: str = "application/json",
         accept: str = "application/json",
     ) -> Raw:
-        headers = {"Accept": accept, "Content-Type": content_type, "User-Agent": "resumable-training"}
+        headers = {"Accept": accept, "Content-Type": content_type, "User-Agent": AGENT}
         for number in range(1, TRIES + 1):
             last = number == TRIES
             try:
@@ -311,17 +338,18 @@ class KubeApi:
 
     async def _send(self, method: str, path: str, headers: dict[str, str], body: Raw | None) -> Any:
         """Status code, headers and body of the answer."""
+        response = await self._request(method, path, headers, body, self._timeout)
+        return response.status, response.headers, await response.read()
+
+    async def _request(
+        self, method: str, path: str, headers: dict[str, str], body: Raw | None, limit: aiohttp.ClientTimeout
+    ) -> Any:
         token = await self.configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
         if token:
             headers = {**headers, "Authorization": token}
-        response = await self._rest.request(
-            method,
-            self.configuration.host + path,
-            headers=headers,
-            body=body,
-            _request_timeout=self._timeout,
+        return await self._rest.request(
+            method, self.configuration.host + path, headers=headers, body=body, _request_timeout=limit
         )
-        return response.status, response.headers, await response.read()
 
     async def _renew(self) -> bool:
         """Read the credentials anew; False when that was done just now."""

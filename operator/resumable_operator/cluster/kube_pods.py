@@ -74,7 +74,7 @@ def worker_of(pod: Mapping[str, Any]) -> Worker | None:
     place = _place(meta)
     if place is None:
         return None
-    container = _worker_container(spec)
+    container = worker_container(spec)
     state = _state(status.get("containerStatuses"), str(container.get("name")))
     phase = _phase(status, state)
     reason, message = _ended_why(status, state) if phase in ("succeeded", "failed") else ("", "")
@@ -153,7 +153,7 @@ def _place(meta: Mapping[str, Any]) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _worker_container(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+def worker_container(spec: Mapping[str, Any]) -> Mapping[str, Any]:
     """The container that runs the agent: it has its port."""
     containers = spec.get("containers") or [{}]
     for container in containers:
