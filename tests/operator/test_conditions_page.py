@@ -46,7 +46,7 @@ def _string(argument: ast.expr, constants: dict[str, str]) -> str | None:
     if isinstance(argument, ast.Name):
         return constants.get(argument.id, "")
     constant = isinstance(argument, ast.Constant) and isinstance(argument.value, str)
-    return argument.value if constant else None  # type: ignore[attr-defined, no-any-return]
+    return argument.value if constant else None  # type: ignore[attr-defined]
 
 
 def _events() -> set[str]:
