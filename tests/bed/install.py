@@ -18,10 +18,7 @@ RELEASE = "resumable-training"
 WAIT_SECONDS = 180
 
 # All pods of the bed share the machine's ports, and two operators may run on it: each has its pod's address.
-VALUES: Mapping[str, Any] = {
-    "extraEnv": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
-    "extraArgs": ["--bind-address=$(POD_IP)"],
-}
+VALUES: Mapping[str, Any] = {"bindAddress": "$(POD_IP)"}
 
 
 class InstallFailed(Exception):

@@ -76,6 +76,7 @@ MODES = {
         "podAnnotations.team=ml",
         "podLabels.team=ml",
     ],
+    "own address": ["bindAddress=$(POD_IP)"],
     "digest": [f"image.digest=sha256:{'0' * 64}"],
 }
 
@@ -317,3 +318,13 @@ def test_notes_say_what_to_type(helm: Helm, settings: list[str], words: list[str
     assert [word for word in words if word not in notes] == []
     assert "deployment/rt-resumable-training" in notes
     assert [path for path in re.findall(r"-f (\S+)", notes) if not (ROOT / path).exists()] == []
+
+
+def test_operator_serves_on_its_own_address_when_told(render: Render) -> None:
+    """bindAddress reaches the command line, with the variable that it may name; else there is neither."""
+    container = _operator(render("bindAddress=$(POD_IP)"))
+    assert "--bind-address=$(POD_IP)" in container["args"]
+    assert [entry["valueFrom"] for entry in container["env"] if entry["name"] == "POD_IP"] == [
+        {"fieldRef": {"fieldPath": "status.podIP"}}
+    ]
+    assert "POD_IP" not in str(_operator(render()))

@@ -23,7 +23,8 @@ JOBS = f"{labels.GROUP}/{labels.VERSION}"
 CRD = path("apiextensions.k8s.io/v1", "customresourcedefinitions", name=f"{labels.PLURAL}.{labels.GROUP}")
 SYSTEM, TEAM, RELEASE = "resumable-system", "team-a", "resumable-training"
 SECONDS = 120.0
-STATUS_EVERY_SECOND = ("--set", "extraArgs={--status-seconds=1}")
+# Pods of the bed share the machine's network: each must serve on its own address.
+SETTINGS = ("--set", "bindAddress=$(POD_IP)", "--set", "extraArgs={--status-seconds=1}")
 
 Object = dict[str, Any]
 Helm = Callable[..., subprocess.CompletedProcess[str]]
@@ -47,7 +48,9 @@ def release(own_plane: ControlPlane, nodes: Nodes, helm: Helm) -> Callable[..., 
     def run(*options: str) -> None:
         command = ("upgrade", "--install", RELEASE, CHART, "-n", SYSTEM, "--create-namespace")
         waiting = ("--wait", "--timeout", f"{SECONDS:.0f}s")
-        helm(*command, *waiting, *STATUS_EVERY_SECOND, *options, kubeconfig=own_plane.kubeconfig)
+        every = (*command, *waiting, *SETTINGS, *options)
+        result = helm(*every, check=False, kubeconfig=own_plane.kubeconfig)
+        assert result.returncode == 0, f"{result.stderr}\n{_last_words(own_plane)}"
 
     return run
 
@@ -80,6 +83,12 @@ def training(installed: ControlPlane) -> str:
     return name
 
 
+def _last_words(plane: ControlPlane) -> str:
+    """What the operator said last."""
+    log = plane.kubectl("logs", "-n", SYSTEM, f"deployment/{RELEASE}", "--tail=20", check=False)
+    return log.stdout + log.stderr
+
+
 def _status(plane: ControlPlane, job: str) -> Object:
     status: Object = plane.api.get(path(JOBS, labels.PLURAL, TEAM, job)).get("status") or {}
     return status
@@ -93,9 +102,7 @@ def _await_step(plane: ControlPlane, job: str, step: int) -> None:
         wait_until(reached, SECONDS, f"step {step} of {job}", interval=0.2)
     except TimeoutError as error:
         error.add_note(plane.kubectl("describe", "rtj,pods", "-n", TEAM, check=False).stdout)
-        error.add_note(
-            plane.kubectl("logs", "-n", SYSTEM, f"deployment/{RELEASE}", check=False).stdout[-4000:]
-        )
+        error.add_note(_last_words(plane))
         raise
 
 
@@ -160,3 +167,28 @@ def test_deleted_job_goes_with_its_pods(installed: ControlPlane, training: str) 
     wait_until(lambda: not _pods(installed, TEAM, **{labels.LABEL_JOB: training}), SECONDS, "the pods to go")
     assert installed.api.find(path(JOBS, labels.PLURAL, TEAM, training)) is None
     assert installed.api.find(path("v1", "persistentvolumeclaims", TEAM, "gpt-checkpoints")) is not None
+
+
+def test_namespaced_operator_runs_jobs(installed: ControlPlane, helm: Helm) -> None:
+    """With rights in its own namespace only, the operator is ready, says what it misses, and starts a job."""
+    helm("uninstall", RELEASE, "-n", SYSTEM, "--wait", kubeconfig=installed.kubeconfig)
+    own = ("-n", TEAM, "--set", f"watchNamespaces={{{TEAM}}}")
+    waiting = ("--wait", "--timeout", f"{SECONDS:.0f}s", *SETTINGS)
+    helm("install", "own", CHART, *own, *waiting, kubeconfig=installed.kubeconfig)
+    log = installed.kubectl("logs", "-n", TEAM, "deployment/own-resumable-training").stdout
+    assert "nodes are not watched" in log
+    container = {
+        "name": "worker",
+        "image": "resumable-training/worker:0.1.0",
+        "command": ["python", "-c", "import time; time.sleep(3600)"],
+    }
+    spec = {
+        "workers": {"replicas": 2},
+        "checkpoint": {"persistentVolumeClaim": {"claimName": "gpt-checkpoints", "path": "plain"}},
+        "template": {"spec": {"containers": [container]}},
+    }
+    body = {"apiVersion": JOBS, "kind": labels.KIND, "metadata": {"name": "plain"}, "spec": spec}
+    installed.api.create(path(JOBS, labels.PLURAL, TEAM), body)
+    wait_until(lambda: _status(installed, "plain").get("phase") == "Running", SECONDS, "the job to run")
+    installed.kubectl("delete", "rtj", "plain", "-n", TEAM, "--wait=false")
+    helm("uninstall", "own", "-n", TEAM, kubeconfig=installed.kubeconfig)
