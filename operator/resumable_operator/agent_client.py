@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -22,18 +23,31 @@ from resumable_operator.errors import AgentNotBelieved, AgentRefused, AgentUnrea
 from resumable_training.contract import signing
 from resumable_training.contract.assignment import Assignment, Request
 from resumable_training.contract.codec import from_json, from_plain, to_json
-from resumable_training.contract.events import HEARTBEAT_SECONDS, AgentState, Event
+from resumable_training.contract.events import HEARTBEAT_SECONDS, SNAPSHOT, AgentState, Event
 
 logger = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 1.0
 CALL_SECONDS = 3.0
-SILENCE_SECONDS = (
-    6 * HEARTBEAT_SECONDS
-)  # a stream this quiet is broken: the agent writes a line every heartbeat
+_TIMES = re.compile(r'"(?:at_ms|now_ms)":(\d+)')
 LINE_BYTES = 1 << 20
 SHOWN_CHARACTERS = 200  # of what a stranger says
 RESIGN_CODES = ("stale_counter", "wrong_boot")
+
+
+_SNAPSHOT = f'"kind":"{SNAPSHOT}"'
+
+
+def silent_after(heartbeat_seconds: float) -> float:
+    """How long a stream that was asked for such heartbeats may be quiet before it counts as broken."""
+    return max(6 * HEARTBEAT_SECONDS, 2 * heartbeat_seconds + 1.0)
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A snapshot like the one before it in this stream: almost all lines of a large fleet, so not parsed."""
+
+    now_ms: int
 
 
 @dataclass(frozen=True)
@@ -93,10 +107,15 @@ class AgentClient:
         return await self._call("GET", "/v1/state", b"")
 
     @asynccontextmanager
-    async def events(self, after: int) -> AsyncIterator[AsyncIterator[Event]]:
+    async def events(
+        self, after: int, heartbeat_seconds: float = HEARTBEAT_SECONDS
+    ) -> AsyncIterator[AsyncIterator[Event | Beat]]:
         """The stream from event ``after`` on. Needs ``boot_id``, since events are numbered within a boot."""
         path = f"/v1/events?after={after}"
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
+        if heartbeat_seconds > HEARTBEAT_SECONDS:
+            path += f"&heartbeat_ms={heartbeat_seconds * 1000:.0f}"
+        silence = silent_after(heartbeat_seconds)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence)
         with _unreachable(self.endpoint):
             async with self._lock:
                 response, counter = await self._signed("GET", path, b"", timeout)
@@ -169,8 +188,8 @@ class AgentClient:
             method, self.endpoint.url + path, data=body or None, headers=headers, timeout=limits
         )
 
-    async def _lines(self, response: aiohttp.ClientResponse, counter: int) -> AsyncIterator[Event]:
-        boot_id, index = self.boot_id, 0
+    async def _lines(self, response: aiohttp.ClientResponse, counter: int) -> AsyncIterator[Event | Beat]:
+        boot_id, index, snapshot = self.boot_id, 0, ""
         async for raw in response.content:
             plain = _object(raw)
             line, number = str(plain.get("l")), plain.get("i")
@@ -179,7 +198,12 @@ class AgentClient:
                 message = f"{self._name}: line {index} of its stream is not signed by it"
                 raise AgentNotBelieved("words", message)
             index += 1
+            timeless = _TIMES.sub("", line) if _SNAPSHOT in line else ""
+            if timeless and timeless == snapshot:
+                yield Beat(max(int(text) for text in _TIMES.findall(line)))
+                continue
             yield from_json(Event, line.encode())
+            snapshot = timeless or snapshot
 
     def _verify(self, response: aiohttp.ClientResponse, counter: int, body: bytes) -> None:
         wanted = signing.sign_reply(self.endpoint.key, self.boot_id, counter, response.status, body)

@@ -228,9 +228,9 @@ class AgentProcess:
 
     # events -------------------------------------------------------------------------------------------
 
-    def stream(self, after: int = 0, seconds: float = WAIT_SECONDS) -> Iterator[Event]:
+    def stream(self, after: int = 0, seconds: float = WAIT_SECONDS, query: str = "") -> Iterator[Event]:
         """All lines of a new stream, snapshots too, with their signatures checked."""
-        path = f"/v1/events?after={after}"
+        path = f"/v1/events?after={after}{query}"
         headers = self.headers("GET", path)
         counter = int(headers[signing.HEADER_COUNTER])
         connection = http.client.HTTPConnection(self.spec.address, self.port, timeout=seconds)

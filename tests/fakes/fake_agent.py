@@ -28,6 +28,7 @@ class FakeAgent:
         self.answer: tuple[int, dict[str, Any]] | None = None  # instead of the state
         self.forge = ""  # "reply" or "line": sign those with another key
         self.asked_after: list[int] = []
+        self.asked_heartbeats: list[str] = []
         self.asked_health = 0
         self.port = 0
         self.heartbeat = asyncio.Event()
@@ -118,6 +119,7 @@ class FakeAgent:
             return self._denied(denied)
         counter, after = self.counter, int(request.query["after"])
         self.asked_after.append(after)
+        self.asked_heartbeats.append(request.query.get("heartbeat_ms", ""))
         response = web.StreamResponse()
         await response.prepare(request)
         response._task_of_test = asyncio.current_task()  # type: ignore[attr-defined]

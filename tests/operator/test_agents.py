@@ -10,7 +10,8 @@ import pytest
 from fake_agent import KEY, FakeAgent
 
 from resumable_operator.agent_client import AgentClient, Endpoint, new_session
-from resumable_operator.agents import AgentPool, fold_state
+from resumable_operator.agent_link import fold_state
+from resumable_operator.agents import AgentPool, heartbeat_seconds
 from resumable_operator.clock import SystemClock
 from resumable_operator.errors import AgentNotBelieved, AgentRefused, AgentUnreachable
 from resumable_training.contract import events
@@ -379,3 +380,50 @@ async def test_progress_wakes_by_its_own_way(agent: FakeAgent, pool: AgentPool) 
     assert woken == []
     agent.tell(events.HANG, rank=0)
     await until(lambda: woken)
+
+
+@pytest.mark.parametrize(
+    ("streams", "seconds"), [(1, 0.5), (2000, 0.5), (4000, 1.0), (10_000, 2.5), (10**6, 10.0)]
+)
+def test_a_large_fleet_speaks_less_often(streams: int, seconds: float) -> None:
+    """Together all streams stay within a bounded number of lines a second; small ones are not slowed down."""
+    assert heartbeat_seconds(streams) == seconds
+
+
+async def test_streams_are_opened_anew_when_the_fleet_has_grown(
+    agent: FakeAgent, pool: AgentPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wanted heartbeat is asked for without the agent seeming away, and silence is judged by it."""
+    await pool.sync(JOB, [endpoint(agent)], {})
+    await until(lambda: pool.agents(JOB)["w-0-1"].connected)
+    assert pool.agents(JOB)["w-0-1"].silent_after == 3.0
+    monkeypatch.setattr("resumable_operator.agents.LINES_A_SECOND", 0.25)
+    seen: list[bool] = []
+    pool.subscribe(lambda _job: seen.append(pool.agents(JOB)["w-0-1"].connected))
+    await until(lambda: pool._heartbeat_seconds == 4.0)
+    agent.beat()
+    await until(lambda: "4000" in agent.asked_heartbeats)
+    agent.tell(events.HANG, rank=0)
+    await until(lambda: kinds(pool) == [events.HANG])
+    assert all(seen)
+    assert pool.agents(JOB)["w-0-1"].silent_after == 9.0
+
+
+async def test_a_repeated_snapshot_is_a_heartbeat(agent: FakeAgent, pool: AgentPool) -> None:
+    """It moves the time of the last word and changes nothing else; a changed one is read."""
+    await pool.sync(JOB, [endpoint(agent)], {})
+    await until(lambda: pool.agents(JOB)["w-0-1"].connected)
+    woken: list[str] = []
+    pool.subscribe(woken.append)
+    before = pool.agents(JOB)["w-0-1"]
+    agent.state = dataclasses.replace(agent.state, now_ms=777)
+    agent.beat()
+    await until(lambda: (pool.agents(JOB)["w-0-1"].last_heard or 0) > (before.last_heard or 0))
+    assert pool.agents(JOB)["w-0-1"].state == before.state
+    assert woken == []
+    agent.state = dataclasses.replace(agent.state, now_ms=888, unfit=True)
+    agent.beat()
+    await until(lambda: woken)
+    state = pool.agents(JOB)["w-0-1"].state
+    assert state is not None
+    assert state.unfit

@@ -21,6 +21,7 @@ from resumable_operator.decide.views import (
     known_state,
     node_gone,
     node_of,
+    silent_after,
 )
 from resumable_operator.model import Evidence, MemberStatus
 from resumable_training.contract import events
@@ -219,7 +220,7 @@ def _silent_for(draft: Draft, name: str) -> float:
 
 def _is_silent(draft: Draft, name: str) -> bool:
     """One that answers, though it does not know our key, is not silent: its ranks may be fine."""
-    return not knows_no_key(draft, name) and _silent_for(draft, name) >= SILENT_AFTER_SECONDS
+    return not knows_no_key(draft, name) and _silent_for(draft, name) >= silent_after(draft, name)
 
 
 def _silence(draft: Draft, members: list[MemberStatus]) -> list[Evidence]:
@@ -227,7 +228,8 @@ def _silence(draft: Draft, members: list[MemberStatus]) -> list[Evidence]:
     for member in members:
         agent = draft.observation.agents.get(member.worker)
         if agent is None or not agent.connected:
-            draft.wake(draft.now + max(0.1, SILENT_AFTER_SECONDS - _silent_for(draft, member.worker)))
+            limit = silent_after(draft, member.worker)
+            draft.wake(draft.now + max(0.1, limit - _silent_for(draft, member.worker)))
     silent = [member for member in members if _is_silent(draft, member.worker)]
     if len(members) > 1 and 2 * len(silent) > len(members):
         draft.note(

@@ -11,7 +11,7 @@ from resumable_operator.decide.observation import Worker
 from resumable_operator.decide.refusals import refused
 from resumable_operator.decide.size import Supply
 from resumable_operator.decide.validity import blocked
-from resumable_operator.decide.views import SILENT_AFTER_SECONDS, ended, heard, is_member, node_gone, node_of
+from resumable_operator.decide.views import ended, heard, is_member, node_gone, node_of, silent_after
 
 Health = Literal["ready", "starting", "stuck", "queued", "doomed", "dead"]
 
@@ -102,7 +102,7 @@ def _has_fallen_silent(draft: Draft, worker: Worker) -> bool:
     """Silent for ``silentSeconds``; not when most are, for then the operator's own network is suspect."""
     if is_member(draft, worker.name):
         return False  # whether a member is lost is for ``evidence`` to say
-    limit = max(draft.spec.recovery.silent_seconds, SILENT_AFTER_SECONDS)
+    limit = max(draft.spec.recovery.silent_seconds, silent_after(draft, worker.name))
     return worker.phase == "running" and _silent_for(draft, worker) >= limit and not _most_are_silent(draft)
 
 
@@ -110,7 +110,7 @@ def _most_are_silent(draft: Draft) -> bool:
     known = draft.memo("most are silent")
     if not known:
         running = [worker for worker in draft.observation.workers if worker.phase == "running"]
-        silent = sum(_silent_for(draft, worker) >= SILENT_AFTER_SECONDS for worker in running)
+        silent = sum(_silent_for(draft, worker) >= silent_after(draft, worker.name) for worker in running)
         known["most"] = len(running) > 1 and 2 * silent > len(running)
     return bool(known["most"])
 

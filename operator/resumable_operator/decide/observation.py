@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Literal
 
 from resumable_operator.model import JobSpec, JobStatus
-from resumable_training.contract.events import AgentState, Event
+from resumable_training.contract.events import HEARTBEAT_SECONDS, AgentState, Event
 
 WorkerPhase = Literal["pending", "running", "succeeded", "failed"]
 
@@ -121,6 +121,7 @@ class Agent:
     state: AgentState | None = None  # newest snapshot, folded with later events
     last_heard: float | None = None
     outdated: bool = False  # speaks an older contract
+    silent_after: float = 6 * HEARTBEAT_SECONDS  # a stream that says nothing this long is silent
     distrust: Distrust | None = None  # it answers, but not as an agent that can be believed
 
 

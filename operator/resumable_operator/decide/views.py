@@ -9,14 +9,20 @@ from resumable_operator.model import MemberStatus
 from resumable_training.contract.assignment import Member
 from resumable_training.contract.events import HEARTBEAT_SECONDS, AgentState
 
-SILENT_AFTER_SECONDS = 6 * HEARTBEAT_SECONDS  # a stream that says nothing this long is silent
+SILENT_AFTER_SECONDS = 6 * HEARTBEAT_SECONDS  # unless its stream was asked for fewer heartbeats
 
 
 def heard(agent: Agent | None, now: float) -> bool:
     """The agent spoke just now, so that what it says holds now."""
     if agent is None or not agent.connected or agent.state is None or agent.last_heard is None:
         return False
-    return now - agent.last_heard < SILENT_AFTER_SECONDS
+    return now - agent.last_heard < agent.silent_after
+
+
+def silent_after(draft: Draft, worker: str) -> float:
+    """Seconds without a word after which its agent counts as silent."""
+    agent = draft.observation.agents.get(worker)
+    return agent.silent_after if agent else SILENT_AFTER_SECONDS
 
 
 def known_state(draft: Draft, worker: str) -> AgentState | None:

@@ -128,6 +128,17 @@ def test_silence_means_something(tmp_path: Path) -> None:
         assert times[0] < times[1] < times[2]
 
 
+def test_a_reader_may_ask_for_fewer_snapshots(tmp_path: Path) -> None:
+    """Heartbeats come as seldom as asked; events come at once all the same."""
+    with AgentProcess(tmp_path, LONG) as agent:
+        last = agent.state().last_seq
+        stream = agent.stream(after=last, query="&heartbeat_ms=1500")
+        first, second = next(stream), next(stream)
+        assert second.at_ms - first.at_ms >= 1400
+        agent.begin(ranks=1)
+        assert next(stream).kind == events.ASSIGNED
+
+
 @pytest.mark.parametrize("scope", ["operator", "all"])
 def test_cut_network(tmp_path: Path, scope: str) -> None:
     """Streams break and calls fail, for neighbours too if asked; ranks go on; afterwards all is as before."""

@@ -16,7 +16,12 @@ from resumable_training.agent.log import EventLog
 from resumable_training.agent.metrics import CONTENT_TYPE
 from resumable_training.contract import CONTRACT_VERSION, events, signing
 from resumable_training.contract.codec import to_json, to_plain
-from resumable_training.contract.events import HEARTBEAT_SECONDS, AgentState, Event
+from resumable_training.contract.events import (
+    HEARTBEAT_SECONDS,
+    SLOWEST_HEARTBEAT_SECONDS,
+    AgentState,
+    Event,
+)
 
 IDLE_SECONDS = 75.0  # between requests of one connection
 SEND_SECONDS = 10.0  # for a reader that does not read
@@ -45,8 +50,9 @@ class Api(Protocol):
 class _Stream:
     """One reader of events; ``sent`` is the last number that was handed to the kernel."""
 
-    def __init__(self, sent: int) -> None:
+    def __init__(self, sent: int, heartbeat_seconds: float) -> None:
         self.sent = sent
+        self.heartbeat_seconds = heartbeat_seconds
         self.index = 0
 
 
@@ -216,7 +222,7 @@ class Server:
     # events -------------------------------------------------------------------------------------------
 
     async def _stream(self, writer: asyncio.StreamWriter, request: HttpRequest, caller: Caller) -> None:
-        stream = _Stream(self._first_wanted(request))
+        stream = _Stream(self._first_wanted(request), _heartbeat_seconds(request))
         self._streams.add(stream)
         try:
             writer.write(http.stream_head({"Content-Type": "application/jsonl"}))
@@ -226,10 +232,8 @@ class Server:
 
     def _first_wanted(self, request: HttpRequest) -> int:
         """The number after which to begin. One that this boot never reached is another boot's: all is new."""
-        text = parse_qs(urlsplit(request.target).query).get("after", ["0"])[0]
-        if not http.is_number(text) or len(text) > 18:
-            raise BadRequest(400, "after=%s is not a number" % text)
-        return int(text) if int(text) <= self._log.last_seq else 0
+        number = _number(request, "after", 0)
+        return number if number <= self._log.last_seq else 0
 
     async def _follow(self, writer: asyncio.StreamWriter, stream: _Stream, caller: Caller) -> None:
         snapshot_due = time.monotonic()
@@ -237,7 +241,7 @@ class Server:
             lines: List[Event] = []
             if time.monotonic() >= snapshot_due:
                 lines.append(self._snapshot())
-                snapshot_due = time.monotonic() + HEARTBEAT_SECONDS
+                snapshot_due = time.monotonic() + stream.heartbeat_seconds
             lines += self._log.after(stream.sent)
             if lines:
                 await self._send_lines(writer, stream, caller, lines)
@@ -260,3 +264,16 @@ class Server:
     def _snapshot(self) -> Event:
         state = self._api.state()
         return Event(0, state.now_ms, events.SNAPSHOT, state.attempt, state.boot_id, to_plain(state))
+
+
+def _number(request: HttpRequest, name: str, default: int) -> int:
+    text = parse_qs(urlsplit(request.target).query).get(name, [str(default)])[0]
+    if not http.is_number(text) or len(text) > 18:
+        raise BadRequest(400, "%s=%s is not a number" % (name, text))
+    return int(text)
+
+
+def _heartbeat_seconds(request: HttpRequest) -> float:
+    """Of snapshots in a stream: as often as agreed, or as seldom as its reader asks for."""
+    asked = _number(request, "heartbeat_ms", 0) / 1000
+    return min(SLOWEST_HEARTBEAT_SECONDS, max(HEARTBEAT_SECONDS, asked))

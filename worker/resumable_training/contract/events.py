@@ -2,8 +2,10 @@
 
 ``GET /v1/events?after=N`` answers with JSON lines. The first is a ``snapshot`` (``seq`` 0) with the agent's
 whole state; then every kept event with ``seq > N``, then new ones as they happen, and a ``snapshot`` at
-least every ``HEARTBEAT_SECONDS`` so that silence means something. Event numbers start at 1 for each boot of
-an agent. Times are the agent's CLOCK_MONOTONIC in milliseconds; the reader maps them to its own clock.
+least every ``HEARTBEAT_SECONDS`` so that silence means something. A reader of very many streams asks for
+fewer with ``&heartbeat_ms=M``, up to ``SLOWEST_HEARTBEAT_SECONDS``; agents that do not know it go on as
+usual. Event numbers start at 1 for each boot of an agent. Times are the agent's CLOCK_MONOTONIC in
+milliseconds; the reader maps them to its own clock.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, Optional, Tuple
 
 HEARTBEAT_SECONDS = 0.5
+SLOWEST_HEARTBEAT_SECONDS = 10.0
 
 # Kinds of events, and what ``data`` holds ------------------------------------------------------------
 AGENT_STARTED = "agent_started"  # {}

@@ -1,0 +1,264 @@
+"""One agent as the operator knows it: its stream, its newest state, its events not yet folded into status.
+
+``agents.AgentPool`` holds one for each worker. An agent's state is never shown ahead of its events: a state
+that counts events which have not arrived yet is held back until they have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from resumable_operator.agent_client import AgentClient, Beat, silent_after
+from resumable_operator.clock import Clock
+from resumable_operator.decide.observation import Agent, Distrust, TimedEvent
+from resumable_operator.errors import AgentNotBelieved, AgentUnreachable
+from resumable_training.contract import CONTRACT_VERSION, events
+from resumable_training.contract.codec import from_plain
+from resumable_training.contract.events import HEARTBEAT_SECONDS, AgentState, Event
+
+logger = logging.getLogger(__name__)
+
+FIRST_RETRY_SECONDS = 0.1
+LAST_RETRY_SECONDS = 2.0
+LAST_WORDS_SECONDS = 0.5
+LARGEST_MS = 2**53  # of an agent's clock; beyond it, it is nonsense
+
+
+@dataclass
+class Link:
+    """One agent: its client, its stream, what came from it."""
+
+    client: AgentClient
+    clock: Clock
+    cursors: dict[str, int]
+    changed: Callable[[], None]
+    progressed: Callable[[], None]
+    wanted_heartbeat: Callable[[], float]
+    events: list[TimedEvent] = field(default_factory=list)
+    state: AgentState | None = None
+    connected: bool = False
+    last_heard: float | None = None
+    finished: bool = False
+    distrust: Distrust | None = None
+    _heartbeat: float = HEARTBEAT_SECONDS  # as asked for
+    _held: AgentState | None = None  # a state ahead of the events
+    _received: int = 0  # newest event number received of this boot
+    _boot_id: str = ""
+    _offset: float | None = None  # operator's clock minus the agent's
+    _task: asyncio.Task[None] | None = None
+    _retry: float = FIRST_RETRY_SECONDS
+    _broken: asyncio.Event = field(default_factory=asyncio.Event)  # the stream is not open now
+
+    def __post_init__(self) -> None:
+        self._broken.set()
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._follow(), name=f"events of {self.worker}")
+
+    @property
+    def worker(self) -> str:
+        return self.client.endpoint.worker
+
+    def view(self, awake_since: float) -> Agent:
+        state = self.state
+        outdated = state is not None and state.contract_version < CONTRACT_VERSION
+        heard = None if self.last_heard is None else max(self.last_heard, awake_since)
+        return Agent(
+            self.worker,
+            self.connected,
+            state,
+            heard,
+            outdated,
+            silent_after=silent_after(self._heartbeat),
+            distrust=self.distrust,
+        )
+
+    def answered(self, state: AgentState) -> AgentState:
+        """Take note of the state in a reply."""
+        self.last_heard = self.clock.now()
+        if state.boot_id == self._boot_id:
+            self._take(state)
+        return state
+
+    async def finish(self) -> None:
+        """Read what is left in the stream, for a bounded time, then end it; the events stay."""
+        try:
+            await asyncio.wait_for(self._broken.wait(), LAST_WORDS_SECONDS)
+        except TimeoutError:
+            logger.info("%s: its stream did not end although its worker did", self.worker)
+        await self.close()
+
+    async def close(self) -> None:
+        self.finished, self.connected = True, False
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        """Keep the stream open, with a pause that grows from break to break."""
+        while True:
+            try:
+                if await self._read_stream():
+                    continue
+            except AgentNotBelieved as error:
+                self._distrust(Distrust(error.kind, str(error)))
+            except AgentUnreachable as error:
+                logger.debug("%s", error)
+                self._distrust(None)
+            self._set_connected(False)
+            await asyncio.sleep(self._retry * random.uniform(0.5, 1.0))  # noqa: S311 -- spreads reconnects
+            self._retry = min(2 * self._retry, LAST_RETRY_SECONDS)
+
+    async def _read_stream(self) -> bool:
+        """Read until it ends; true when it is to be opened again, with other heartbeats."""
+        boot_id = await self.client.hello()
+        if boot_id != self._boot_id:
+            self._boot_id, self._received = boot_id, self.cursors.get(boot_id, 0)
+            self._held, self._offset = None, None
+        self._heartbeat = wanted = self.wanted_heartbeat()
+        async with self.client.events(self._received, wanted) as lines:
+            async for line in lines:
+                self._retry = FIRST_RETRY_SECONDS
+                if isinstance(line, Beat):
+                    self._hear_beat(line)
+                elif line.boot_id != boot_id:
+                    raise AgentUnreachable(f"{self.worker} restarted within a stream")
+                else:
+                    self._hear(line)
+                now_wanted = self.wanted_heartbeat()
+                if not wanted / 2 < now_wanted < 2 * wanted:
+                    return True
+        return False
+
+    def _distrust(self, distrust: Distrust | None) -> None:
+        before, self.distrust = self.distrust, distrust
+        if (before.kind if before else None) == (distrust.kind if distrust else None):
+            return
+        if distrust is not None:
+            logger.warning("%s", distrust.message)
+        self.changed()
+
+    def _hear_beat(self, beat: Beat) -> None:
+        now = self._heard_at(beat.now_ms)
+        self._note_offset(beat.now_ms, now)
+        if self._held is not None:  # an event that it waited for will not come any more
+            self._show(self._held)
+        self._set_connected(True)
+
+    def _heard_at(self, agent_ms: int) -> float:
+        """Something came that the agent signed, at this time of its own.
+
+        Raises:
+            AgentNotBelieved: that is no time.
+        """
+        if not 0 <= agent_ms <= LARGEST_MS:
+            raise AgentNotBelieved("words", f"{self.worker}: {agent_ms} is no time")
+        self.last_heard = self.clock.now()
+        self._distrust(None)
+        return self.last_heard
+
+    def _note_offset(self, agent_ms: int, now: float) -> None:
+        offset = now - agent_ms / 1000
+        self._offset = offset if self._offset is None else min(offset, self._offset)
+
+    def _hear(self, event: Event) -> None:
+        now = self._heard_at(event.at_ms)
+        if event.kind == events.SNAPSHOT:
+            state = from_plain(AgentState, event.data)
+            if not 0 <= state.now_ms <= LARGEST_MS:
+                raise AgentNotBelieved("words", f"{self.worker}: {state.now_ms} is no time")
+            self._hear_snapshot(state, now)
+        elif event.seq > self._received:
+            self._received = event.seq
+            self._keep(event, now)
+            self._fold(event)
+            if event.kind == events.PROGRESS:
+                self.progressed()
+            else:
+                self.changed()
+        self._set_connected(True)
+
+    def _hear_snapshot(self, state: AgentState, now: float) -> None:
+        self._note_offset(state.now_ms, now)
+        if self._held is not None:  # an event that it waited for will not come any more
+            self._show(self._held)
+        self._take(state)
+
+    def _take(self, state: AgentState) -> None:
+        """Show ``state``, or hold it back until the events that it counts have arrived."""
+        if (
+            self.state is not None
+            and self.state.boot_id == state.boot_id
+            and state.last_seq < self.state.last_seq
+        ):
+            return
+        if state.last_seq > self._received:
+            self._held = state
+        else:
+            self._show(state)
+
+    def _show(self, state: AgentState) -> None:
+        self._held = None
+        if self.state is None or replace(state, now_ms=0) != replace(self.state, now_ms=0):
+            self.changed()
+        self.state = state
+
+    def _fold(self, event: Event) -> None:
+        if self._held is not None and self._held.last_seq <= event.seq:
+            self._show(self._held)
+        if self.state is not None and self.state.boot_id == event.boot_id and event.seq > self.state.last_seq:
+            self.state = fold_state(self.state, event)
+
+    def _keep(self, event: Event, now: float) -> None:
+        at = now if self._offset is None else min(now, event.at_ms / 1000 + self._offset)
+        if self.events:
+            at = max(at, self.events[-1].at)
+        if event.kind == events.PROGRESS:
+            self.events = [kept for kept in self.events if not _supersedes(event, kept.event)]
+        self.events.append(TimedEvent(self.worker, at, event))
+
+    def _set_connected(self, connected: bool) -> None:
+        if connected != self.connected:
+            self.connected = connected
+            self.changed()
+        if connected:
+            self._broken.clear()
+        else:
+            self._broken.set()
+
+
+def fold_state(state: AgentState, event: Event) -> AgentState:
+    """The state after ``event``, as far as the event tells; the next snapshot has the rest."""
+    state = replace(state, last_seq=event.seq)
+    if event.kind == events.PEER_UNREACHABLE:
+        return replace(state, unreachable_peer=str(event.data.get("worker", "")) or None)
+    if event.kind == events.PEER_REACHABLE:
+        return replace(state, unreachable_peer=None)
+    if event.kind == events.UNFIT:
+        return replace(state, unfit=True)
+    if event.kind == events.DRAIN_REQUESTED and event.data.get("reason") == "sigterm":
+        state = replace(state, terminating=True)
+    if event.attempt != state.attempt:
+        return state
+    if event.kind == events.RANKS_STARTED:
+        return replace(state, state="running", ranks_alive=len(event.data.get("ranks", ())))
+    if event.kind == events.DRAIN_REQUESTED and state.state == "running":
+        return replace(state, state="draining")
+    if event.kind == events.RANK_EXITED:
+        return replace(state, ranks_alive=max(0, state.ranks_alive - 1))
+    if event.kind == events.ATTEMPT_ENDED:
+        return replace(state, state="ended", outcome=event.data.get("outcome"), ranks_alive=0)
+    return state
+
+
+def _supersedes(new: Event, old: Event) -> bool:
+    """A progress report holds totals: a newer one of that rank and attempt makes an older one worthless."""
+    return (
+        old.kind == events.PROGRESS
+        and (old.boot_id, old.attempt) == (new.boot_id, new.attempt)
+        and old.data.get("rank") == new.data.get("rank")
+    )
