@@ -74,9 +74,10 @@ def pod(
     mount_all(spec, worker, job.spec.checkpoint, key_secret_name(job, key_id))
     put_agent_in_front(worker, job.spec.command(), settings.agent_port)
     _add_env(worker, agent_env(job, name, place, incarnation, settings.agent_port))
+    user = settings.run_as_user if "runAsUser" in spec["securityContext"] else None
     spec["initContainers"] = [
         *(spec.get("initContainers") or []),
-        init_container(worker, settings.agent_image, settings.agent_image_pull_policy, settings.run_as_user),
+        init_container(worker, settings.agent_image, settings.agent_image_pull_policy, user),
     ]
     return {
         "apiVersion": "v1",

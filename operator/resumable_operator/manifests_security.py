@@ -1,6 +1,7 @@
 """PURE: makes a pod pass the ``restricted`` Pod Security Standard, unless its template wants otherwise.
 
-Each setting that the template makes wins, also a null, which leaves it to the cluster.
+Each setting that the template makes wins, also a null, which leaves it to the cluster. (``kubectl apply``
+drops nulls unless it is told to apply on the server.)
 """
 
 from __future__ import annotations

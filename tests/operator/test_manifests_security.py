@@ -95,6 +95,12 @@ def test_the_agents_init_container_is_restricted_whatever_the_pod_is() -> None:
     }
 
 
+def test_a_template_that_leaves_the_user_open() -> None:
+    """Then the container that copies the agent names none either."""
+    made = pod_of(job_of({"securityContext": {"runAsUser": None}}))["spec"]
+    assert "runAsUser" not in made["initContainers"][0]["securityContext"]
+
+
 def test_a_cluster_that_chooses_users() -> None:
     """With no user set for the installation, no user and no group is named; the key stays readable."""
     made = pod_of(job_of(), replace(SETTINGS, run_as_user=None))["spec"]
