@@ -15,6 +15,7 @@ from resumable_operator.errors import UserError
 from resumable_operator.jsonlog import LEVELS, LogFormat
 
 PREFIX = "RESUMABLE_OPERATOR"
+NO_USER = "none"
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -28,6 +29,8 @@ class Options:
     operator_namespace: str  # where the master key is
     agent_image: str
     agent_image_pull_policy: PullPolicy = "IfNotPresent"
+    worker_pull_secrets: tuple[str, ...] = ()  # names, in the jobs' namespaces
+    worker_user: int | None = 1000  # None: the cluster chooses
     log_format: LogFormat = "json"
     log_level: str = "info"
     bind_address: str = ""  # empty: all
@@ -52,6 +55,11 @@ class _Seconds(click.FloatRange):
         if not math.isfinite(seconds):
             self.fail(f"{value!r} is not a time", param, ctx)
         return float(seconds)
+
+
+def _user(ctx: click.Context, param: click.Parameter, value: str) -> int | None:
+    """The number of a user; None for the word none."""
+    return None if value == NO_USER else click.IntRange(1, 2**31 - 1).convert(value, param, ctx)
 
 
 def _option(name: str, *target: str, **settings: Any) -> Callable[[Any], Any]:
@@ -83,6 +91,20 @@ _OPTIONS = (
         type=click.Choice(["Always", "IfNotPresent", "Never"]),
         default="IfNotPresent",
         help="Pull policy of the agent's init container.",
+    ),
+    _option(
+        "--worker-pull-secret",
+        "worker_pull_secrets",
+        multiple=True,
+        envvar=f"{PREFIX}_WORKER_PULL_SECRETS",
+        help="Name of a Secret in the jobs' namespaces that worker pods pull images with, beside those of "
+        "their template; repeat for several (in the variable: separated by blanks).",
+    ),
+    _option(
+        "--worker-user",
+        callback=_user,
+        default="1000",
+        help="User and group of workers whose template does not say; none: the cluster chooses (OpenShift).",
     ),
     _option("--log-format", type=click.Choice(["json", "text"]), default="json", help="Form of log lines."),
     _option("--log-level", type=click.Choice(LEVELS), default="info", help="Least level that is logged."),

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter
 
-from resumable_operator import handlers, keys, metrics
+from resumable_operator import handlers, keys, metrics, rights
 from resumable_operator.agents import AgentPool
 from resumable_operator.clock import SystemClock
 from resumable_operator.cluster.kube_api import KubeApi
@@ -97,6 +97,9 @@ async def _work(options: Options, take_signals: Callable[[], None]) -> None:
         logger.info("limited to namespaces: nodes are not watched, their signals are off")
     async with AsyncExitStack() as stack:
         base = await _foundation(options, stack)
+        await _patiently(
+            base, lambda: rights.require(base.api, options.namespaces, options.operator_namespace)
+        )
         master = keys.ApiSecrets(base.api)
         ring = await _patiently(base, lambda: keys.load(master, options.operator_namespace))
         cluster = base.cluster = _cluster(base, ring)
@@ -130,7 +133,10 @@ async def _foundation(options: Options, stack: AsyncExitStack) -> Foundation:
 def _cluster(base: Foundation, ring: keys.KeyRing) -> KubernetesCluster:
     options = base.options
     pods = PodSettings(
-        agent_image=options.agent_image, agent_image_pull_policy=options.agent_image_pull_policy
+        agent_image=options.agent_image,
+        agent_image_pull_policy=options.agent_image_pull_policy,
+        image_pull_secrets=options.worker_pull_secrets,
+        run_as_user=options.worker_user,
     )
     settings = KubernetesSettings(pods=pods, namespaces=options.namespaces)
     return KubernetesCluster(base.api, KubeCache(base.clock), ring, base.clock, settings)

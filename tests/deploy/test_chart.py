@@ -110,6 +110,7 @@ REFUSED = {
     "one namespace twice": ("watchNamespaces={a,a}", "watchNamespaces"),
     "one namespace as a word": ("watchNamespaces=team-a", "watchNamespaces"),
     "half an answer about the CRD": ("crds.install=maybe", "crds/install"),
+    "root as the user of workers": ("workers.runAsUser=0", "workers/runAsUser"),
     "a negative grace": ("terminationGracePeriodSeconds=-1", "terminationGracePeriodSeconds"),
     "a probe that never runs": ("probes.liveness.periodSeconds=0", "probes/liveness/periodSeconds"),
     "an interval without a unit": ("metrics.podMonitor.interval=30", "metrics/podMonitor/interval"),
@@ -328,3 +329,16 @@ def test_operator_serves_on_its_own_address_when_told(render: Render) -> None:
         {"fieldRef": {"fieldPath": "status.podIP"}}
     ]
     assert "POD_IP" not in str(_operator(render()))
+
+
+@pytest.mark.parametrize(
+    ("value", "word"), [("2000", "2000"), ("null", "none"), ("1000650000", "1000650000")]
+)
+def test_settings_of_workers(render: Render, value: str, word: str) -> None:
+    """User and pull secrets of workers reach the operator; null leaves the user to the cluster."""
+    arguments = _operator(render(f"workers.runAsUser={value}", "workers.imagePullSecrets={a,b}"))["args"]
+    assert f"--worker-user={word}" in arguments
+    assert [a for a in arguments if "pull-secret" in a] == [
+        "--worker-pull-secret=a",
+        "--worker-pull-secret=b",
+    ]

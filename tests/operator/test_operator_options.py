@@ -117,3 +117,25 @@ def test_values_out_of_range(account: Path, wrong: tuple[str, str]) -> None:
     """A value that makes no sense is refused at once."""
     with pytest.raises(click.BadParameter):
         parse([*REQUIRED, *wrong], account)
+
+
+@pytest.mark.parametrize(("word", "user"), [("2000", 2000), ("none", None)])
+def test_user_of_workers(account: Path, word: str, user: int | None) -> None:
+    """A number, or the word that leaves it to the cluster; from the variable, too."""
+    assert parse([*REQUIRED, "--worker-user", word], account).worker_user == user
+    assert parse(REQUIRED, account, RESUMABLE_OPERATOR_WORKER_USER=word).worker_user == user
+
+
+@pytest.mark.parametrize("word", ["0", "-1", "root", "", "1.5"])
+def test_user_that_can_not_be(account: Path, word: str) -> None:
+    """Root, and what is no number, is refused."""
+    with pytest.raises(click.BadParameter):
+        parse([*REQUIRED, "--worker-user", word], account)
+
+
+def test_pull_secrets_of_workers(account: Path) -> None:
+    """Several names, in their order."""
+    options = parse([*REQUIRED, "--worker-pull-secret", "a", "--worker-pull-secret", "b"], account)
+    assert options.worker_pull_secrets == ("a", "b")
+    variable = parse(REQUIRED, account, RESUMABLE_OPERATOR_WORKER_PULL_SECRETS="a b")
+    assert variable.worker_pull_secrets == ("a", "b")
