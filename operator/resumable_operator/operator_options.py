@@ -59,7 +59,11 @@ class _Seconds(click.FloatRange):
 
 def _user(ctx: click.Context, param: click.Parameter, value: str) -> int | None:
     """The number of a user; None for the word none."""
-    return None if value == NO_USER else click.IntRange(1, 2**31 - 1).convert(value, param, ctx)
+    if value == NO_USER:
+        return None
+    if not value.isdecimal() or not 1 <= int(value) < 2**31:
+        raise click.BadParameter(f"{value!r} is neither the number of a user other than root nor {NO_USER}")
+    return int(value)
 
 
 def _option(name: str, *target: str, **settings: Any) -> Callable[[Any], Any]:
