@@ -12,16 +12,17 @@ import asyncio
 import json
 import logging
 import re
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
 
 from resumable_operator.errors import AgentNotBelieved, AgentRefused, AgentUnreachable
 from resumable_training.contract import signing
-from resumable_training.contract.assignment import Assignment, Request
+from resumable_training.contract.assignment import Assignment, Member, Request
 from resumable_training.contract.codec import from_json, from_plain, to_json
 from resumable_training.contract.events import HEARTBEAT_SECONDS, SNAPSHOT, AgentState, Event
 
@@ -41,6 +42,28 @@ _SNAPSHOT = f'"kind":"{SNAPSHOT}"'
 def silent_after(heartbeat_seconds: float) -> float:
     """How long a stream that was asked for such heartbeats may be quiet before it counts as broken."""
     return max(6 * HEARTBEAT_SECONDS, 2 * heartbeat_seconds + 1.0)
+
+
+_NO_MEMBERS = b'"members":[]'
+_KEPT_MEMBERS = 16
+_members_json: OrderedDict[int, tuple[tuple[Member, ...], bytes]] = OrderedDict()
+
+
+def assignment_json(assignment: Assignment) -> bytes:
+    """Its JSON. The members, the same for all workers of an attempt, are written once: a thousand
+    assignments of a thousand members each would be a million."""
+    body = to_json(replace(assignment, members=()))
+    return body.replace(_NO_MEMBERS, b'"members":' + _json_of_members(assignment.members), 1)
+
+
+def _json_of_members(members: tuple[Member, ...]) -> bytes:
+    """By identity of the tuple, which the entry keeps alive."""
+    known = _members_json.get(id(members))
+    if known is None:
+        known = _members_json[id(members)] = members, to_json(members)
+        while len(_members_json) > _KEPT_MEMBERS:
+            _members_json.popitem(last=False)
+    return known[1]
 
 
 @dataclass(frozen=True)
@@ -96,7 +119,7 @@ class AgentClient:
 
     async def assign(self, assignment: Assignment) -> AgentState:
         """PUT the assignment; the state tells rank 0's master port."""
-        return await self._call("PUT", "/v1/assignment", to_json(assignment))
+        return await self._call("PUT", "/v1/assignment", assignment_json(assignment))
 
     async def request(self, request: Request) -> AgentState:
         """POST the request."""

@@ -8,14 +8,17 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 from fake_agent import KEY, FakeAgent
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from resumable_operator.agent_client import AgentClient, Endpoint, new_session
+from resumable_operator.agent_client import AgentClient, Endpoint, assignment_json, new_session
 from resumable_operator.agent_link import fold_state
 from resumable_operator.agents import AgentPool, heartbeat_seconds
 from resumable_operator.clock import SystemClock
 from resumable_operator.errors import AgentNotBelieved, AgentRefused, AgentUnreachable
 from resumable_training.contract import events
-from resumable_training.contract.assignment import Request
+from resumable_training.contract.assignment import Assignment, Member, Request
+from resumable_training.contract.codec import from_json
 from resumable_training.contract.events import AgentState, Event
 
 JOB = "local/job"
@@ -427,3 +430,17 @@ async def test_a_repeated_snapshot_is_a_heartbeat(agent: FakeAgent, pool: AgentP
     state = pool.agents(JOB)["w-0-1"].state
     assert state is not None
     assert state.unfit
+
+
+@given(
+    names=st.lists(st.text(max_size=12), max_size=4),
+    env=st.dictionaries(st.text(max_size=20), st.text(max_size=20)),
+)
+@example(names=["w"], env={"X": '"members":[]', '"members":[]': "y"})
+def test_an_assignment_is_sent_as_it_is(names: list[str], env: dict[str, str]) -> None:
+    """Writing the members once for all workers changes nothing of what each of them reads."""
+    members = tuple(Member(name, place, 1, "10.0.0.1", 1, place, 1) for place, name in enumerate(names))
+    part = Assignment("ns/j", "uid", 1, "d", "w", members, "10.0.0.1", 0, env=env)
+    for worker in ("w", "v"):
+        sent = dataclasses.replace(part, worker=worker)
+        assert from_json(Assignment, assignment_json(sent)) == sent
