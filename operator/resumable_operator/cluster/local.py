@@ -173,6 +173,7 @@ class LocalCluster:
     async def create_worker(
         self, job: Job, name: str, place: int, incarnation: int, avoid: tuple[str, ...] = ()
     ) -> None:
+        """``avoid`` changes nothing: all places are on one machine."""
         if name in self._workers:
             return
         worker = self._new_worker(job, name, place, incarnation)

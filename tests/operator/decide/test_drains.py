@@ -134,6 +134,9 @@ def test_scale_down_drains_once() -> None:
     assert (status.attempt.number, status.size) == (2, 2)
     assert sorted(world.agents) == ["train-0-1", "train-1-1"]
     assert status.interruption_counts == {"scale": 1}
+    told = [event.message for event in world.emitted if event.reason == "Draining"]
+    assert len(told) == 1
+    assert "spec.workers changed: size 3 to 2" in told[0]
 
 
 def test_scale_up_obeys_the_cool_down() -> None:
