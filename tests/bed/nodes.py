@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -283,7 +284,8 @@ async def _host(config: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """The nodes' process."""
+    """The nodes' process. SIGUSR1 makes it write to its log what it is doing."""
+    faulthandler.register(signal.SIGUSR1)
     containers_root.own_mount_namespace()
     asyncio.run(_host(json.loads(Path(sys.argv[1]).read_text())))
 

@@ -29,6 +29,7 @@ from bed.volumes import NotMounted, PodVolumes
 
 MOUNT_RETRY_SECONDS = 1.0
 SETTLE_SECONDS = 0.02  # before the first status: most pods run by then, and one write does
+COALESCE_SECONDS = 0.005  # before any other: an end is mostly the pod's end too
 FORCED_SECONDS = 2.0  # grace of a pod that vanished from the API
 HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost\n{address}\t{hostname}\n"
 
@@ -90,7 +91,9 @@ class Pod:
         self._gone = False
         self._stopped = self._was_over = (pod.get("status") or {}).get("phase") in TERMINAL
         self._sandbox = False
+        self._initialised = False
         self._verdict: Verdict | None = None
+        self._phase = "Pending"  # as it was told last
         self._began = now()
         self._conditions: dict[str, Object] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -237,13 +240,15 @@ class Pod:
         life = asyncio.create_task(self._live())
         told = asyncio.create_task(self._told.wait())
         limit = self.spec.get("activeDeadlineSeconds")
-        done, _ = await asyncio.wait({life, told}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-        if not done:
-            message = "Pod was active on the node longer than the specified deadline"
-            self.end(self._grace, Verdict("DeadlineExceeded", message))
-        for task in (life, told):
-            task.cancel()
-        results = await asyncio.gather(life, told, return_exceptions=True)
+        try:
+            done, _ = await asyncio.wait({life, told}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                message = "Pod was active on the node longer than the specified deadline"
+                self.end(self._grace, Verdict("DeadlineExceeded", message))
+        finally:
+            life.cancel()
+            told.cancel()
+            results = await asyncio.gather(life, told, return_exceptions=True)
         if isinstance(results[0], Exception):
             raise results[0]
 
@@ -259,6 +264,7 @@ class Pod:
                         await item.begun.wait()
                     elif await item.run() != 0:
                         return
+            self._initialised = True
             await asyncio.gather(*(item.run() for item in self.mains))
         finally:
             for task in sidecars:
@@ -286,6 +292,9 @@ class Pod:
         await asyncio.gather(*(item.stop(self._deadline) for item in others))
         for item in reversed(sidecars):
             await item.stop(self._deadline)
+        if self._initialised:
+            for item in self.mains:
+                item.give_up()
 
     def _clean_up(self) -> None:
         self._volumes.remove()
@@ -334,15 +343,17 @@ class Pod:
 
     async def _publish(self) -> None:
         await asyncio.sleep(SETTLE_SECONDS)
-        while True:
+        while not self._gone:
             await self._dirty.wait()
+            await asyncio.sleep(COALESCE_SECONDS)
             await self._write_status()
 
     async def _write_status(self) -> None:
         async with self._writing:
-            if not self._dirty.is_set() or self._gone:
-                return
+            dirty = self._dirty.is_set()
             self._dirty.clear()
+            if self._gone or not dirty:
+                return
             body = {"metadata": {"uid": self.uid}, "status": self._status()}
             try:
                 await self.node.line.patch(f"{self.path}/status", body)
@@ -354,9 +365,12 @@ class Pod:
         statuses = {name: item.status for name, item in self.containers.items()}
         others = (self.object.get("status") or {}).get("conditions") or []
         phase = pod_status.phase(self.spec, statuses, self._stopped)
+        if phase in TERMINAL and not self._stopped:  # said when nothing can run any more, with the verdict
+            phase = self._phase
         verdict = self._verdict if self._stopped else None
         if verdict is not None:
             phase = "Failed"
+        self._phase = phase
         conditions = pod_status.conditions(self.spec, statuses, phase, self._sandbox, others)
         if verdict is not None and verdict.condition:
             disruption = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}

@@ -164,7 +164,6 @@ class PodContainer:
         """preStop hook, SIGTERM, and SIGKILL at the deadline; returns when it has ended."""
         process = self.process
         if process is None or process.ended.done():
-            self._never_started()
             return
         await self._first(self._pre_stop(deadline), deadline, process)
         process.signal(signal.SIGTERM)
@@ -173,6 +172,13 @@ class PodContainer:
         await self._first(deadline.passed(), deadline, process)
         process.signal(signal.SIGKILL)
         await process.wait()
+
+    def give_up(self) -> None:
+        """The pod, initialised as it is, ends before this container ever ran."""
+        if "waiting" in self._state and not self._last_state:
+            message = "The container could not be located when the pod was terminated"
+            ended = {"exitCode": 137, "reason": "ContainerStatusUnknown", "message": message}
+            self._state = {"terminated": ended}
 
     def kill(self, oom: bool = False) -> None:
         """SIGKILL, now; `oom`: by the memory limit."""
@@ -347,13 +353,6 @@ class PodContainer:
         self._ready = self.init and code == 0 and not is_sidecar(self.spec)
         self.begun.clear()
         self._pod.changed()
-
-    def _never_started(self) -> None:
-        """The pod ends before this container ran."""
-        if "waiting" in self._state and not self._last_state and not self.init:
-            message = "The container could not be located when the pod was terminated"
-            ended = {"exitCode": 137, "reason": "ContainerStatusUnknown", "message": message}
-            self._state = {"terminated": ended}
 
     def _message(self, code: int) -> str:
         assert self._message_path is not None
