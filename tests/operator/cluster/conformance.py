@@ -121,10 +121,12 @@ class ClusterConformance:
     async def test_jobs_are_found(self, world: World) -> None:
         """A submitted job is listed and found by its key, with its spec; an unknown key finds nothing."""
         job = await world.submit(spec())
-        assert [found.key for found in await world.cluster.jobs()] == [job.key]
+        jobs = await world.cluster.jobs()
+        assert [found.key for found in jobs if found.namespace == job.namespace] == [job.key]
         found = await world.cluster.job(job.key)
         assert found is not None
-        assert (found.uid, found.spec) == (job.uid, spec())
+        assert (found.uid, found.spec) == (job.uid, job.spec)
+        assert (found.spec.workers, found.spec.command()) == (spec().workers, spec().command())
         assert await world.cluster.job("local/another") is None
 
     async def test_status_is_stored(self, world: World) -> None:
@@ -219,10 +221,11 @@ class ClusterConformance:
         """The agent is asked to end; until it has, the worker is there and says that it is being deleted."""
         job = await world.submit(spec())
         await world.cluster.create_worker(job, "w-0-1", 0, 1)
-        await worker_in(world, job, "w-0-1", "running")
+        worker = await worker_in(world, job, "w-0-1", "running")
+        await eventually(lambda: _listens(worker), "its agent, which would not hear a signal before")
         async with Watcher(world.cluster) as changes:
             await world.cluster.delete_worker(job, "w-0-1", 20.0)
-            await next_change(changes, lambda change: change.gone, "the worker to go")
+            await next_change(changes, lambda change: change.gone and change.job_key == job.key, "its end")
         assert await world.cluster.workers(job) == []
 
     async def test_deletion_at_once(self, world: World) -> None:
@@ -260,7 +263,11 @@ class ClusterConformance:
 
 
 class Frozen:
-    """Stops a reconciler for good at its ``number``-th moment after ``arm``, as if its process had died."""
+    """Stops a reconciler for good at its ``number``-th moment after ``arm``, as if its process had died.
+
+    A write right after a write, with no other effect between, is no moment of its own: how many of those
+    there are depends on the time that things take.
+    """
 
     def __init__(self, number: int | None) -> None:
         self.reached = asyncio.Event()
@@ -272,7 +279,7 @@ class Frozen:
         self._armed = True
 
     async def __call__(self, name: str) -> None:
-        if not self._armed:
+        if not self._armed or (name in ("write", "written") and self.names[-1:] == ["written"]):
             return
         self.names.append(name)
         if self._number is not None and len(self.names) > self._number:
@@ -301,8 +308,8 @@ class Operator:
 
 
 SHORT = ("--steps", "40", "--step-seconds", "0.01", "--checkpoint-every", "10")
-START_MOMENTS = 26  # at least as many as there are until two workers train; the test checks that
-RECOVERY_MOMENTS = 14
+START_MOMENTS = 18  # at least as many as there are until two workers train; the test checks that
+RECOVERY_MOMENTS = 16
 
 
 class AdoptionConformance:
@@ -344,6 +351,15 @@ class AdoptionConformance:
 
 def _phase(phase: str) -> Callable[[Change], bool]:
     return lambda change: change.worker is not None and change.worker.phase == phase
+
+
+async def _listens(worker: Worker) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(worker.address, worker.agent_port)
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 async def _none(world: World, job: Job) -> bool:

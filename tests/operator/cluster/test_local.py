@@ -60,12 +60,6 @@ async def world(tmp_path: Path) -> AsyncIterator[LocalWorld]:
 class TestConformance(ClusterConformance):
     """All of it."""
 
-    async def test_jobs_are_found(self, world: LocalWorld) -> None:
-        """As everywhere, but the spec has got a directory for its checkpoints."""
-        job = await world.submit(spec())
-        assert [found.key for found in await world.cluster.jobs()] == [job.key]
-        assert await world.cluster.job("local/another") is None
-
 
 class TestAdoption(AdoptionConformance):
     """All of it."""
