@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from typing import Any, Literal, TextIO
 LogFormat = Literal["json", "text"]
 LEVELS = ("debug", "info", "warning", "error")
 FRAMEWORK = "kopf"
+LONGEST_FOREIGN = 500  # characters of a message of the framework
+_RETRY = re.compile(r"Request attempt #(\d+)\S* failed; will retry")
 
 _job: ContextVar[str] = ContextVar("job", default="")
 
@@ -101,9 +104,22 @@ def _name_job(record: logging.LogRecord) -> bool:
 
 
 def _calm_framework(record: logging.LogRecord) -> bool:
-    """It logs each try of a request that it will repeat as an error, and each failure with its traceback."""
-    if record.name.split(".")[0] == FRAMEWORK:
-        record.exc_info = record.exc_text = None
-        if "will retry" in str(record.msg):
-            record.levelno, record.levelname = logging.WARNING, "WARNING"
+    """It logs each try of a request that it will repeat as an error, and each failure with its traceback.
+
+    Of such tries the first, second, fourth, eighth and so on are told.
+    """
+    if record.name.split(".")[0] != FRAMEWORK:
+        return True
+    record.exc_info = record.exc_text = None
+    record.msg, record.args = _short(record.getMessage()), None
+    retry = _RETRY.match(record.msg)
+    if retry:
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+        return int(retry[1]).bit_count() == 1
     return True
+
+
+def _short(message: str) -> str:
+    """Without the whole answer of the API server behind its message."""
+    text = message.split(", {'kind': 'Status'")[0]
+    return text if len(text) <= LONGEST_FOREIGN else f"{text[:LONGEST_FOREIGN]}..."

@@ -18,11 +18,9 @@ import pytest
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import load_kube_config
 
-from bed.api import ApiError, path
+from bed.api import path
 from bed.control_plane import ControlPlane
-from bed.processes import wait_until
 from resumable_operator import handlers
-from resumable_operator.crd import crd
 from resumable_operator.errors import FatalError
 from resumable_training.contract.labels import GROUP, KIND, PLURAL, VERSION
 
@@ -57,25 +55,6 @@ class Recorder:
             while not condition():
                 self.news.clear()
                 await self.news.wait()
-
-
-@pytest.fixture(scope="module")
-def kind_installed(control_plane: ControlPlane) -> None:
-    """The CRD, established."""
-    where = path("apiextensions.k8s.io/v1", "customresourcedefinitions")
-    try:
-        control_plane.api.create(where, crd())
-    except ApiError as error:
-        if error.status != 409:
-            raise
-
-    def is_served() -> bool:
-        try:
-            return control_plane.api.list(path(API_VERSION, PLURAL)) is not None
-        except ApiError:
-            return False
-
-    wait_until(is_served, 30, "the CRD to be served")
 
 
 @asynccontextmanager
@@ -159,7 +138,7 @@ async def test_relabelled_pod_is_gone(control_plane: ControlPlane, namespace: st
         await told.until(lambda: told.of("pod", "mine")[-1][0] == "DELETED")
 
 
-@pytest.mark.usefixtures("kind_installed")
+@pytest.mark.usefixtures("job_kind")
 @pytest.mark.parametrize("kind", ["job", "pod"])
 async def test_nothing_is_written(control_plane: ControlPlane, namespace: str, kind: str) -> None:
     """The versions told are those that the test wrote: nobody else has touched the object.
@@ -225,7 +204,7 @@ async def test_namespaced_watch_needs_no_cluster_rights(control_plane: ControlPl
         assert not task.done()
 
 
-@pytest.mark.usefixtures("kind_installed")
+@pytest.mark.usefixtures("job_kind")
 async def test_refused_watch_ends_with_a_reason(
     control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

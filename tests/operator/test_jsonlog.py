@@ -112,6 +112,17 @@ def test_framework_is_calm(output: io.StringIO, level: str, shown: bool) -> None
     assert ("traceback" in failed) is shown
 
 
+def test_retries_of_the_framework_grow_rare(output: io.StringIO) -> None:
+    """An API server that is away for long does not fill the log; each line is short."""
+    jsonlog.configure("json", "info", output)
+    answer = "APIForbiddenError('pods is forbidden', {'kind': 'Status', 'message': 'pods is forbidden'})"
+    for number in range(1, 101):
+        kopfs.error(f"Request attempt #{number}/153 failed; will retry: GET /pods -> {answer}")
+    told = entries(output)
+    assert [entry["message"].split()[2] for entry in told] == [f"#{2**n}/153" for n in range(7)]
+    assert told[0]["message"].endswith("-> APIForbiddenError('pods is forbidden'")
+
+
 def test_levels(output: io.StringIO) -> None:
     """Less than the level is not logged."""
     jsonlog.configure("json", "error", output)
