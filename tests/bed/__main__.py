@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import FrameType
@@ -12,12 +13,14 @@ from types import FrameType
 import click
 
 from bed import binaries, standing
+from bed import demo as story
 from bed.binaries import binary
+from bed.install import InstallFailed
 from bed.processes import ComponentDied
 from bed.standing import Standing, StandingError
 from bed.toolchain import BuildFailed
 
-EXPECTED = (StandingError, BuildFailed, ComponentDied, TimeoutError)
+EXPECTED = (StandingError, InstallFailed, BuildFailed, ComponentDied, TimeoutError)
 
 directory_option = click.option(
     "--directory",
@@ -118,6 +121,19 @@ def node(what: str, name: str, directory: Path | None) -> None:
     cluster.state()
     standing.act_on_node(cluster, what, name)
     print(f"{what}: {name}")
+
+
+@main.command()
+@click.option("--time-limit", default=900.0, show_default=True, help="Give up after this many seconds.")
+def demo(time_limit: float) -> None:
+    """Train on a cluster whose machines fail, then audit the result; exit code 0 only if every check held."""
+    for module in binaries.missing():
+        binaries.build(module)
+    with tempfile.TemporaryDirectory(prefix="bed-demo-") as directory:
+        checks = story.play(Path(directory), lambda line: print(line, flush=True), time_limit)
+    for what, held, detail in checks:
+        print(f"{'held  ' if held else 'FAILED'}  {what}: {detail}")
+    sys.exit(0 if all(held for _, held, _ in checks) else 1)
 
 
 def _standing(directory: Path | None) -> Standing:

@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 from bed.binaries import binary, cache_directory
 from bed.control_plane import PROGRAMS, ControlPlane
-from bed.install import InstallFailed, install
+from bed.install import install
 from bed.nodes import Nodes, NodesError
 from bed.processes import wait_until
 
@@ -177,10 +177,7 @@ def hold(standing: Standing, node_count: int, operator: bool) -> Iterator[str]:
             nodes.add(f"node-{number}", cpu=8, memory="32Gi")
         if operator:
             yield "installing the operator from charts/resumable-training"
-            try:
-                install(plane)
-            except InstallFailed as error:
-                raise NotReady(str(error)) from error
+            install(plane)
         standing.state_file.write_text(json.dumps({"pid": os.getpid(), "kubeconfig": str(plane.kubeconfig)}))
         yield READY
 
