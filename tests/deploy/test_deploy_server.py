@@ -11,6 +11,8 @@ import yaml
 from bed.api import ApiError, path
 from bed.control_plane import ControlPlane
 from bed.processes import wait_until
+from resumable_operator import manifests
+from resumable_operator.cluster.kube_objects import job_of
 from resumable_training.contract import labels
 
 ROOT = Path(__file__).parents[2]
@@ -68,13 +70,16 @@ def _can(plane: ControlPlane, account: str, namespace: str, question: str) -> bo
     "example", sorted((DEPLOY / "examples").glob("*.yaml")), ids=lambda example: example.stem
 )
 def test_examples_are_accepted(own_plane: ControlPlane, place: str, example: Path) -> None:
-    """Each example passes the schema and the rules of the CRD, and is stored as it was written."""
+    """Each example passes the CRD's schema and rules, is stored as written, and makes restricted pods."""
     own_plane.kubectl("create", "-n", place, "--dry-run=server", "--validate=strict", "-f", str(example))
     own_plane.kubectl("create", "-n", place, "-f", str(example))
     (job,) = own_plane.api.list(path(JOBS, labels.PLURAL, place))
     (written,) = [d for d in yaml.safe_load_all(example.read_text()) if d["kind"] == labels.KIND]
     assert job["spec"]["template"] == written["spec"]["template"]
     assert job["spec"]["workers"]["replicas"] == written["spec"]["workers"]["replicas"]
+    settings = manifests.PodSettings(agent_image="resumable-training/operator")
+    pod = manifests.pod(job_of(job), "worker-0-1", 0, 1, "key", settings)
+    own_plane.api.create(path("v1", "pods", place), pod, dryRun="All")
 
 
 def test_operators_pod_is_restricted(own_plane: ControlPlane, render: Render, place: str) -> None:
