@@ -21,6 +21,7 @@ from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
 import aiohttp
+import yaml
 from kubernetes.aio.client import Configuration, rest
 from kubernetes.aio.config import (
     ConfigException,
@@ -48,6 +49,7 @@ AGENT = "resumable-training"
 TRIES = 4
 FIRST_WAIT_SECONDS = 0.1
 LONGEST_WAIT_SECONDS = 5.0  # a server that asks for more is left to the caller's own backoff
+LONGEST_CALL_SECONDS = 20.0  # no new try after this
 RELOAD_SECONDS = 5.0  # credentials are read anew at most this often
 _OTHER_UID = re.compile(r"UID in (the )?precondition")
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
@@ -112,7 +114,7 @@ class KubeApi:
         self._reloaded_at = float("-inf")
         self._rest: Any = rest.RESTClientObject(configuration)
         self._timeout = aiohttp.ClientTimeout(
-            total=8 * timeout_seconds, sock_connect=timeout_seconds, sock_read=timeout_seconds
+            total=4 * timeout_seconds, sock_connect=timeout_seconds, sock_read=timeout_seconds
         )
 
     @classmethod
@@ -306,14 +308,17 @@ class KubeApi:
         content_type: str = "application/json",
         accept: str = "application/json",
     ) -> Raw:
-        headers = {"Accept": accept, "Content-Type": content_type, "User-Agent": AGENT}
+        headers = {"Accept": accept, "Content-Type": content_type, "User-Agent": "resumable-training"}
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + LONGEST_CALL_SECONDS
         for number in range(1, TRIES + 1):
             last = number == TRIES
             try:
                 code, answer_headers, data = await self._send(method, path, headers, body)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 self.requests[call.verb, call.resource, 0] += 1
-                if last or method == "POST":  # a create may have been done; the caller looks again
+                # a create may have been done: its caller looks again
+                if last or method == "POST" or loop.time() > give_up_at:
                     raise RetryableError(f"{call}: no answer: {_words(error)}") from error
                 await asyncio.sleep(_wait_seconds(number))
                 continue
@@ -322,18 +327,20 @@ class KubeApi:
                 plain: Raw = json.loads(data)
                 return plain
             status = status_of(data)
-            asked = retry_after_seconds(answer_headers, status)
-            again = not last and await self._worth_another_try(code, method, asked)
-            if not again:
+            wait = retry_after_seconds(answer_headers, status)
+            if last or loop.time() > give_up_at or not await self._again(method, code, status, wait):
                 raise error_of(call, code, status)
-            await asyncio.sleep(_wait_seconds(number) if asked is None else asked * random.uniform(1.0, 1.25))  # noqa: S311
+            await asyncio.sleep(_wait_seconds(number) if wait is None else wait * random.uniform(1.0, 1.25))  # noqa: S311
         raise AssertionError("unreachable")
 
-    async def _worth_another_try(self, code: int, method: str, asked: float | None) -> bool:
+    async def _again(self, method: str, code: int, status: Raw, wait: float | None) -> bool:
+        """Whether the same request may do better."""
         if code == 401:
             return await self._renew()
-        if asked is not None and asked > LONGEST_WAIT_SECONDS:
+        if wait is not None and wait > LONGEST_WAIT_SECONDS:
             return False
+        if code == 409 and method == "POST":
+            return status.get("reason") == "Conflict"  # several at once at one quota; nothing was created
         return code == 429 or (code >= 500 and method != "POST")
 
     async def _send(self, method: str, path: str, headers: dict[str, str], body: Raw | None) -> Any:
@@ -380,7 +387,7 @@ def _loader(kubeconfig: Path | None, context: str | None) -> Reload:
                 await load_kube_config(  # type: ignore[no-untyped-call]
                     config_file=path, context=context, client_configuration=configuration
                 )
-        except (ConfigException, OSError, ValueError) as error:
+        except (ConfigException, OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
             where = kubeconfig or "the pod's service account" if in_pod else kubeconfig or "kubeconfig"
             raise UserError(f"no credentials for a cluster from {where}: {error}") from error
 

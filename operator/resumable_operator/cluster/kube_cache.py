@@ -67,9 +67,13 @@ class KubeCache:
 
     # ---- filling -------------------------------------------------------------------------------------
 
-    def apply(self, kind: Kind, event_type: str | None, obj: Raw) -> None:
+    def apply(self, kind: Kind, event_type: str | None, obj: Raw, *, quiet: bool = False) -> None:
         """Take in one object: a watch event (``ADDED``, ``MODIFIED``, ``DELETED``, None of a first list) or
-        the answer to an own write (None). ``obj`` is not kept and not changed."""
+        the answer to an own write (None). ``obj`` is not kept and not changed.
+
+        Args:
+            quiet: of a job: don't tell; who wrote it knows.
+        """
         uid = str(obj["metadata"].get("uid") or "")
         if not uid or uid in self._deleted:
             return
@@ -80,7 +84,7 @@ class KubeCache:
             return
         match kind:
             case "job":
-                self._apply_job(obj, uid, deleted)
+                self._apply_job(obj, uid, deleted, quiet)
             case "pod":
                 self._apply_pod(obj, uid, deleted)
             case "node":
@@ -188,7 +192,7 @@ class KubeCache:
         """Jobs that name this checkpoint store (see ``store_of``)."""
         return [self._jobs[key] for key in sorted(self._stores.get(store, ()))]
 
-    def _apply_job(self, obj: Raw, uid: str, deleted: bool) -> None:
+    def _apply_job(self, obj: Raw, uid: str, deleted: bool, quiet: bool) -> None:
         meta = obj["metadata"]
         key = f"{meta['namespace']}/{meta['name']}"
         old, version = self._jobs.get(key), version_of(obj)
@@ -215,7 +219,8 @@ class KubeCache:
         store = store_of(raw)
         if store:
             self._stores.setdefault(store, set()).add(key)
-        self.tell(Change(key, "job"))
+        if not quiet:
+            self.tell(Change(key, "job"))
 
     def _drop_job(self, key: str) -> None:
         entry = self._jobs.pop(key)

@@ -86,6 +86,12 @@ def template_problems(job: Job, pod: Raw, error: ClusterRefused) -> list[Problem
     return []
 
 
+def is_young_namespace(job: Job, error: ClusterRefused) -> bool:
+    """Its default service account, which every namespace gets, is not there yet."""
+    named = (job.spec.template.get("spec") or {}).get("serviceAccountName")
+    return named is None and 'serviceaccount "default" not found' in str(error)
+
+
 def _denial(message: str) -> Problem:
     for pattern, field, reason, fix in _DENIALS:
         match = pattern.search(message)

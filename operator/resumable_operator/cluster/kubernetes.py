@@ -121,10 +121,10 @@ class KubernetesCluster:
         return None if entry is None else entry.read()
 
     async def write_status(self, job: Job, status: JobStatus) -> Job:
-        stored = await self._put_status(_metadata(job), to_stored(status))
+        stored = await self._put_status(_metadata(job), to_stored(status), job.generation)
         return stored.read()
 
-    async def _put_status(self, meta: Raw, status: Raw) -> JobEntry:
+    async def _put_status(self, meta: Raw, status: Raw, generation: int) -> JobEntry:
         """Replace the whole status: merging would keep entries of maps that are no more.
 
         Raises:
@@ -140,7 +140,7 @@ class KubernetesCluster:
         except ConflictError:
             await self._refresh_job(key, meta)
             raise
-        self.cache.apply("job", None, answer)
+        self.cache.apply("job", None, answer, quiet=answer["metadata"].get("generation") == generation)
         entry = self.cache.job_entry(key)
         if entry is None or entry.uid != meta["uid"]:
             raise ConflictError(f"{key}: it was deleted")
@@ -170,9 +170,8 @@ class KubernetesCluster:
         if status is None:
             return
         meta = entry.raw["metadata"]
-        await self._put_status(
-            {name: meta[name] for name in ("namespace", "name", "uid", "resourceVersion")}, status
-        )
+        named = {name: meta[name] for name in ("namespace", "name", "uid", "resourceVersion")}
+        await self._put_status(named, status, int(meta.get("generation") or 0))
         await self._events.tell(meta, "Warning", "SpecInvalid", str(error))
 
     async def emit_event(
@@ -206,6 +205,8 @@ class KubernetesCluster:
         except AlreadyExists:
             return []
         except ClusterRefused as error:
+            if kube_check.is_young_namespace(job, error):
+                raise RetryableError(str(error)) from error
             return kube_check.template_problems(job, pod, error)
         return []
 
