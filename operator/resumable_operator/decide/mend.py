@@ -6,6 +6,7 @@ or named twice.
 
 from __future__ import annotations
 
+from resumable_operator.decide import ledger
 from resumable_operator.decide.conditions import condition
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.views import assigned_members
@@ -17,7 +18,8 @@ def mend(draft: Draft) -> None:
     _raise_incarnations(draft)
     _mend_end(draft)
     if draft.attempt.state != "ended" and not (_is_whole(draft.attempt) and _is_as_reserved(draft)):
-        draft.set(attempt=AttemptStatus(number=max(0, draft.attempt.number)))
+        settled = ledger.enter(draft.status.ledger, ledger.RECOVERING, draft.now_ms)
+        draft.set(attempt=AttemptStatus(number=max(0, draft.attempt.number)), ledger=settled)
         text = "status.attempt was changed by another hand and makes no sense: the next attempt starts"
         draft.tell("Warning", "StatusMended", text)
 

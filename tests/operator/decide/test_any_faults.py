@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,10 +11,11 @@ from hypothesis import strategies as st
 from world import World
 
 from resumable_operator.decide.actions import EmitEvent, Plan, SendAssignment, SendRequest
+from resumable_operator.decide.observation import Distrust, Node, Problem
 from resumable_operator.decide.plan import decide
 from resumable_training.contract.metrics import INTERRUPTION_CAUSES, PLANNED_CAUSES
 
-SPEC = {
+SPEC: dict[str, Any] = {
     "workers": {"replicas": 4, "min": 1, "max": 4, "sizes": [1, 2, 4], "spares": 0},
     "recovery": {
         "growCooldownSeconds": 1.0,
@@ -36,6 +38,20 @@ FAULTS = (
     "heal",
     "delete",
 )
+TROUBLES = (  # of a cluster; they last until another of the same kind, or the end
+    "room",
+    "quota",
+    "bad_spec",
+    "good_spec",
+    "unknown_key",
+    "lies",
+    "cannot_start",
+    "node_not_ready",
+    "node_gone",
+    "cordon",
+    "edit",
+)
+BAD = (Problem("spec.template", "TemplateInvalid", "no image"),)
 PLACES = st.integers(0, 3)
 
 
@@ -51,7 +67,8 @@ class Move:
 faults = st.builds(Move, st.sampled_from(FAULTS), PLACES, st.integers(0, 25))
 capacities = st.builds(Move, st.just("capacity"), st.integers(0, 5), st.integers(0, 25))
 crashes = st.builds(Move, st.just("operator_crash"), st.integers(0, 4), st.integers(0, 5))
-moves = st.lists(st.one_of(faults, crashes, capacities), max_size=14)
+troubles = st.builds(Move, st.sampled_from(TROUBLES), st.integers(0, 5), st.integers(0, 40))
+moves = st.lists(st.one_of(faults, crashes, capacities, troubles), max_size=14)
 
 
 def inflict(world: World, move: Move) -> int | None:
@@ -64,6 +81,9 @@ def inflict(world: World, move: Move) -> int | None:
         return None
     if move.what == "heal":
         world.heal()
+        return None
+    if move.what in TROUBLES:
+        trouble(world, move)
         return None
     names = sorted(name for name, agent in world.agents.items() if agent.place == move.place)
     if not names:
@@ -90,6 +110,48 @@ def inflict(world: World, move: Move) -> int | None:
             world.kill_worker(name)
             world.agents.pop(name)
     return None
+
+
+def trouble(world: World, move: Move) -> None:
+    """Change what the cluster is like."""
+    node, names = f"node-{move.place}", sorted(world.agents)
+    name = names[move.place % len(names)] if names else ""
+    match move.what:
+        case "room":
+            world.room = move.place
+        case "quota":
+            world.quota = move.place
+        case "bad_spec":
+            world.problems = BAD
+            world.change_spec(recovery={**SPEC["recovery"], "hangSeconds": 100.0 + move.place})
+        case "good_spec":
+            world.problems = ()
+        case "unknown_key" | "lies" if name:
+            kind: Literal["key", "words"] = "key" if move.what == "unknown_key" else "words"
+            world.distrust[name] = Distrust(kind, "not believed")
+        case "cannot_start" if name:
+            world.pending_reasons[name] = ("ImagePullBackOff", "no such image")
+        case "node_not_ready":
+            world.nodes[node] = Node(node, ready=False)
+        case "node_gone":
+            world.nodes[node] = Node(node, exists=False)
+        case "cordon":
+            world.nodes[node] = Node(node, cordoned=True)
+        case "edit":
+            attempt = world.job.status.attempt
+            members = attempt.members[: move.place % 3]
+            edited = attempt.model_copy(update={"members": members})
+            world.job = replace(world.job, status=world.job.status.model_copy(update={"attempt": edited}))
+
+
+def end_all_trouble(world: World) -> None:
+    """Everything is as it should be from now on."""
+    world.heal()
+    world.room = world.quota = None
+    world.problems = ()
+    world.distrust.clear()
+    world.pending_reasons.clear()
+    world.nodes.clear()
 
 
 class Watch:
@@ -145,7 +207,7 @@ def test_promises_hold_and_the_job_ends(capacity: int | None, moves: list[Move],
         for _ in range(move.ticks):
             world.tick()
             watch.check(world.step(duplicates))
-    world.heal()
+    end_all_trouble(world)
     world.capacity = capacity
     for _ in range(4000):
         watch.check(world.step(duplicates))
