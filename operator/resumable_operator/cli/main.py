@@ -7,11 +7,13 @@ import os
 import sys
 import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
 from resumable_operator.cli import exitcodes
+from resumable_operator.cli.place import PLUGIN
 from resumable_operator.errors import ResumableError
 
 
@@ -27,8 +29,9 @@ class Lazy:
 _CLI = "resumable_operator.cli"
 COMMANDS = {
     "run": Lazy(f"{_CLI}.run", "run_command", "Train on this machine through failures; continue a run."),
-    "status": Lazy(f"{_CLI}.status", "status_command", "Show what a run is doing and why."),
-    "logs": Lazy(f"{_CLI}.logs", "logs_command", "Show the output of a run's ranks."),
+    "list": Lazy(f"{_CLI}.jobs", "list_command", "List the jobs in a cluster."),
+    "status": Lazy(f"{_CLI}.status", "status_command", "Show what a job is doing and why."),
+    "logs": Lazy(f"{_CLI}.logs", "logs_command", "Show the output of a job's ranks."),
     "report": Lazy(f"{_CLI}.report", "report_command", "Say where every second went and what failures cost."),
     "checkpoints": Lazy(f"{_CLI}.checkpoints", "checkpoints_command", "List and verify checkpoints."),
     "fault": Lazy(f"{_CLI}.fault", "fault_command", "Break a running job on purpose."),
@@ -36,16 +39,23 @@ COMMANDS = {
         f"{_CLI}.demo", "demo_command", "See it survive failures on this machine, and check itself."
     ),
 }
+OF_THIS_MACHINE = ("run", "fault", "demo")  # not part of `kubectl rtj`
+
+
+def _commands(ctx: click.Context) -> dict[str, Lazy]:
+    """Those that make sense as it was called: a plug-in of kubectl is for clusters."""
+    plugin = ctx.find_root().info_name == PLUGIN
+    return {name: COMMANDS[name] for name in COMMANDS if not (plugin and name in OF_THIS_MACHINE)}
 
 
 class LazyGroup(click.Group):
     """Lists ``COMMANDS`` without importing them, and turns our errors into messages and exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(_commands(ctx))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        entry = COMMANDS.get(cmd_name)
+        entry = _commands(ctx).get(cmd_name)
         if entry is None:
             return None
         command: click.Command = getattr(importlib.import_module(entry.module), entry.attribute)
@@ -53,7 +63,7 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+            formatter.write_dl([(name, entry.summary) for name, entry in _commands(ctx).items()])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Exit codes"):
@@ -76,7 +86,8 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """Train PyTorch jobs through failures: elastic, resumed from verified checkpoints, with their goodput.
 
-    `rtj COMMAND --help` tells more about each command.
+    `rtj COMMAND --help` tells more about each command. Those that look at a job take a run directory, or with
+    -n NAMESPACE the name of a job in a cluster.
     """
 
 
@@ -93,7 +104,7 @@ def main() -> None:
     """Entry point. A bug of ours prints its traceback and exits with the code of an internal error."""
     _open_standard_streams()
     try:
-        cli.main(prog_name="rtj")
+        cli.main(prog_name=PLUGIN if Path(sys.argv[0]).name.startswith("kubectl-") else "rtj")
     except Exception:  # noqa: BLE001  the outermost frame: everything unforeseen ends here
         traceback.print_exc()
         sys.exit(exitcodes.INTERNAL)

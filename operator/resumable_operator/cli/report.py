@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from pathlib import Path
 
 import click
 from rich import box
@@ -13,46 +11,42 @@ from rich.table import Table
 from rich.text import Text
 
 from resumable_operator.cli.output import make_console
+from resumable_operator.cli.place import Place, cluster_options, job_at
 from resumable_operator.cli.report_model import (
     CheckpointNumbers,
     Ending,
     GoodputNumbers,
     IntervalAdvice,
     Report,
-    build_report,
     sighting,
 )
-from resumable_operator.cli.rundir import RunDir, moment
 from resumable_operator.cli.units import byte_size, duration, percent
 
+NO_HISTORY = (
+    "how many were made, how many failed, and which were passed over as damaged is not kept in a cluster;"
+    " its Events and metrics tell"
+)
 TABLE_WIDTH = 80  # below it the interruptions are told in lines
 
 
 @click.command("report")
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("job", metavar="RUN|JOB")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
-def report_command(run: Path, as_json: bool) -> None:
-    """Say where every second of RUN went and what each interruption cost.
+@cluster_options
+def report_command(job: str, as_json: bool, place: Place) -> None:
+    """Say where every second of a job went and what each interruption cost.
 
-    RUN is a run directory (`rtj run --dir RUN`); it may be running, ended or abandoned. The report holds the
-    interruptions and what was seen of each, seconds by phase (they sum to the job's age), goodput and its two
-    factors, the checkpoints and their cost, and what the save interval should have been.
+    RUN is a run directory (`rtj run --dir RUN`); it may be running, ended or abandoned. With -n, JOB is a job
+    in a cluster. The report holds the interruptions and what was seen of each, seconds by phase (they sum to
+    the job's age), goodput and its two factors, the checkpoints and their cost, and what the save interval
+    should have been. In a cluster no history of all saves is kept; what would need it says so.
     """
-    report = load_report(RunDir(run), time.time())
+    with job_at(job, place) as source:
+        report = source.report()
     if as_json:
         click.echo(json.dumps(report.plain(), indent=2))
     else:
         render(report, make_console())
-
-
-def load_report(run: RunDir, now: float) -> Report:
-    """Build the report of a run directory at ``now`` (seconds since the epoch).
-
-    Raises:
-        UsageProblem: the run has no status yet.
-    """
-    status = run.written_status()
-    return build_report(run.job(), status, run.history(), moment(status, run.owner() is not None, now))
 
 
 def render(report: Report, console: Console) -> None:
@@ -167,19 +161,35 @@ def _phases(report: Report, console: Console) -> None:
 
 
 def _checkpoints(numbers: CheckpointNumbers, console: Console) -> None:
+    if numbers.made is None:
+        _newest_checkpoint(numbers, console)
+        return
     failed = f", {numbers.failed} failed" if numbers.failed else ""
     console.print(f"Checkpoints: {numbers.made} made{failed}; newest {numbers.newest or 'none'}")
     if numbers.made:
         console.print(
-            f"  newest {byte_size(numbers.newest_bytes)}, all {byte_size(numbers.total_bytes)};"
+            f"  newest {byte_size(numbers.newest_bytes)}, all {byte_size(numbers.total_bytes or 0)};"
             f" one stops training for {duration(numbers.blocking_seconds)}"
             f" and is durable after {duration(numbers.durable_seconds)};"
             f" together they cost {duration(numbers.blocking_total_seconds)}"
         )
-    for item in numbers.fallbacks:
+    for item in numbers.fallbacks or ():
         console.print(
             Text(f"  attempt {item.attempt} did not use {item.checkpoint}: {item.why}", style="yellow")
         )
+
+
+def _newest_checkpoint(numbers: CheckpointNumbers, console: Console) -> None:
+    """All that is known without a history."""
+    if numbers.newest is None:
+        console.print("Checkpoints: none yet")
+    else:
+        console.print(
+            f"Checkpoints: newest {numbers.newest}, {byte_size(numbers.newest_bytes)};"
+            f" it stopped training for {duration(numbers.blocking_seconds)}"
+            f" and was durable after {duration(numbers.durable_seconds)}"
+        )
+    console.print(f"  {NO_HISTORY}")
 
 
 def _interval(advice: IntervalAdvice | None, console: Console) -> None:

@@ -5,14 +5,14 @@ All times are seconds. JSON names are camelCase, as everywhere in a job.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from statistics import fmean, median
 
 from resumable_operator.cli.rundir import HistoryEvent, JobFile, Lines
 from resumable_operator.decide import goodput as formulas
 from resumable_operator.decide.ledger import milliseconds, phases_at
-from resumable_operator.model import Interruption, JobStatus, Model
+from resumable_operator.model import Interruption, JobStatus, Model, SaveInterval
 from resumable_training.checkpoint.interval import auto_interval
 from resumable_training.contract import events
 from resumable_training.contract.exitcodes import describe_exit
@@ -68,15 +68,17 @@ class Fallback(Model):
 
 
 class CheckpointNumbers(Model):
-    made: int
-    failed: int
+    """What only a history of all saves tells is None where none is kept (in a cluster)."""
+
+    made: int | None
+    failed: int | None
     newest: str | None
     newest_bytes: int
-    total_bytes: int
-    blocking_seconds: float | None  # mean cost of one save to training
-    durable_seconds: float | None  # mean time until a save was committed
-    blocking_total_seconds: float
-    fallbacks: tuple[Fallback, ...]
+    total_bytes: int | None
+    blocking_seconds: float | None  # mean cost of one save to training; without a history: of the newest
+    durable_seconds: float | None  # mean time until a save was committed; likewise
+    blocking_total_seconds: float | None
+    fallbacks: tuple[Fallback, ...] | None
 
 
 class IntervalAdvice(Model):
@@ -112,12 +114,26 @@ class Report(Model):
     endings_not_shown: int
     checkpoints: CheckpointNumbers
     interval: IntervalAdvice | None
-    damaged_lines: int  # of the history, skipped
+    damaged_lines: int | None  # of the history, skipped; None: none is kept
 
 
-def build_report(job: JobFile, status: JobStatus, history: Lines[HistoryEvent], now: float) -> Report:
-    """The whole report of a job as it stands at ``now`` (seconds on the operator's clock)."""
-    checkpoints = checkpoint_numbers(status, history.items)
+def build_report(
+    job: JobFile,
+    status: JobStatus,
+    history: Lines[HistoryEvent] | None,
+    now: float,
+    interval: SaveInterval | str = "auto",
+) -> Report:
+    """The whole report of a job as it stands at ``now`` (seconds on the operator's clock).
+
+    Args:
+        history: of all agents' events; None: none is kept.
+        interval: ``spec.checkpoint.interval``; tells the interval that was used where no history does.
+    """
+    if history is None:
+        checkpoints, used = newest_numbers(status), _wanted_seconds(interval, status)
+    else:
+        checkpoints, used = checkpoint_numbers(status, history.items), used_seconds(history.items)
     numbers = goodput_numbers(status, now)
     counted = sum(status.interruption_counts.values())
     return Report(
@@ -136,8 +152,8 @@ def build_report(job: JobFile, status: JobStatus, history: Lines[HistoryEvent], 
         endings=tuple(ending(item, status) for item in status.interruptions),
         endings_not_shown=max(0, counted - len(status.interruptions)),
         checkpoints=checkpoints,
-        interval=interval_advice(status, numbers, checkpoints, history.items),
-        damaged_lines=history.damaged,
+        interval=interval_advice(status, numbers, checkpoints, used),
+        damaged_lines=None if history is None else history.damaged,
     )
 
 
@@ -227,13 +243,38 @@ def checkpoint_numbers(status: JobStatus, history: Iterable[HistoryEvent]) -> Ch
     )
 
 
+def newest_numbers(status: JobStatus) -> CheckpointNumbers:
+    """What the status alone tells: the newest checkpoint."""
+    newest = status.checkpoint
+    return CheckpointNumbers(
+        made=None,
+        failed=None,
+        newest=newest.name if newest else None,
+        newest_bytes=newest.bytes if newest else 0,
+        total_bytes=None,
+        blocking_seconds=newest.blocking_ms / 1000 if newest else None,
+        durable_seconds=newest.durable_ms / 1000 if newest else None,
+        blocking_total_seconds=None,
+        fallbacks=None,
+    )
+
+
+def _wanted_seconds(interval: SaveInterval | str, status: JobStatus) -> float | None:
+    """The interval that the spec sets, in seconds; None: it was chosen by measurement."""
+    if isinstance(interval, str):
+        return None
+    steps = interval.steps * status.step_seconds if interval.steps and status.step_seconds else None
+    return min((seconds for seconds in (interval.seconds, steps) if seconds), default=None)
+
+
 def interval_advice(
-    status: JobStatus,
-    numbers: GoodputNumbers,
-    checkpoints: CheckpointNumbers,
-    history: Sequence[HistoryEvent],
+    status: JobStatus, numbers: GoodputNumbers, checkpoints: CheckpointNumbers, used: float | None
 ) -> IntervalAdvice | None:
-    """Daly's interval for the measured costs; None before a save was measured."""
+    """Daly's interval for the measured costs; None before a save was measured.
+
+    Args:
+        used: the interval that was used, in seconds, if it is known.
+    """
     blocking, durable = checkpoints.blocking_seconds, checkpoints.durable_seconds or 0.0
     training = numbers.age_seconds - numbers.suspended_seconds - numbers.queued_seconds
     if blocking is None or blocking + durable <= 0 or training <= 0:
@@ -241,7 +282,6 @@ def interval_advice(
     interruptions = sum(status.interruption_counts.get(cause, 0) for cause in INTERRUPTION_CAUSES)
     mtbf = training / max(1, interruptions)
     restart = restart_seconds(status)
-    used = used_seconds(history)
     best = auto_interval(blocking_seconds=blocking, durable_seconds=durable, mtbf_seconds=mtbf)
     return IntervalAdvice(
         used_seconds=used,

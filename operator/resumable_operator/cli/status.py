@@ -1,11 +1,9 @@
-"""``rtj status``: what a run is doing now, and why."""
+"""``rtj status``: what a job is doing now, and why."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -16,80 +14,57 @@ from rich.text import Text
 
 from resumable_operator.cli.display import Display
 from resumable_operator.cli.output import make_console
+from resumable_operator.cli.place import Place, cluster_options, job_at
 from resumable_operator.cli.report import is_opaque, opaque_note
 from resumable_operator.cli.report_model import Ending, sighting
-from resumable_operator.cli.rundir import RunDir, moment
-from resumable_operator.cli.status_model import StatusView, build_view
+from resumable_operator.cli.source import JobSource
+from resumable_operator.cli.status_model import PodLine, StatusView
 from resumable_operator.cli.units import byte_size, duration, percent
-from resumable_operator.model import JobStatus
+from resumable_operator.words import counted
 
-WATCH_SECONDS = 0.5
-ENDED = ("Succeeded", "Failed", "Suspended")
+PODS_SHOWN = 12
 
 
 @click.command("status")
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("job", metavar="RUN|JOB")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--watch", is_flag=True, help="Go on until the job has ended or Ctrl-C.")
-def status_command(run: Path, as_json: bool, watch: bool) -> None:
-    """Show what RUN is doing and why.
+@cluster_options
+def status_command(job: str, as_json: bool, watch: bool, place: Place) -> None:
+    """Show what a job is doing and why.
 
-    RUN is a run directory (`rtj run --dir RUN`). Shows phase, attempt, size, step, loss, newest checkpoint,
-    goodput and its two factors, budgets left, and the last interruption with the first failure that was seen:
-    worker, rank, exit code or signal, and the last lines of its log. Exits with 0 whatever the job's state.
+    RUN is a run directory (`rtj run --dir RUN`); with -n, JOB is a job in a cluster. Shows phase, attempt,
+    size, step, loss, newest checkpoint, goodput and its two factors, budgets left, and the last interruption
+    with the first failure that was seen: worker, rank, exit code or signal, and the last lines of its log; of
+    a job in a cluster also its pods. Exits with 0 whatever the job's state.
     """
     if as_json and watch:
         raise click.UsageError(
             "--json and --watch exclude each other; call --json again when you want to know"
         )
-    directory = RunDir(run)
     console = make_console()
-    if watch:
-        _watch(directory, console)
-    else:
-        _show(load_view(directory, directory.written_status(), time.time()), as_json, console)
+    with job_at(job, place) as source:
+        if watch:
+            _watch(source, console)
+        elif as_json:
+            click.echo(json.dumps(source.view().plain(), indent=2))
+        else:
+            console.print(render(source.view()))
 
 
-def load_view(run: RunDir, status: JobStatus, now: float) -> StatusView:
-    """The view of a run directory at ``now``."""
-    owner = run.owner()
-    return build_view(run.job(), run.spec(), status, owner, moment(status, owner is not None, now))
-
-
-def _show(view: StatusView, as_json: bool, console: Console) -> None:
-    if as_json:
-        click.echo(json.dumps(view.plain(), indent=2))
-    else:
-        console.print(render(view))
-
-
-def _watch(run: RunDir, console: Console) -> None:
+def _watch(source: JobSource, console: Console) -> None:
     """Follow the job: a page that is redrawn on a terminal, a line per change when piped."""
     try:
         if console.is_terminal:
             with Live(console=console, auto_refresh=False) as live:
-                _follow(run, lambda view: live.update(render(view), refresh=True))
+                for view in source.views():
+                    live.update(render(view), refresh=True)
         else:
             with Display(console, live=False) as display:
-                _follow(run, lambda view: display.update(view.status, view.at))
+                for view in source.views():
+                    display.update(view.status, view.at)
     except KeyboardInterrupt:
         return
-
-
-def _follow(run: RunDir, show: Callable[[StatusView], None]) -> None:
-    for view in _views(run):
-        show(view)
-        if view.status.phase in ENDED or view.owner is None:
-            return
-
-
-def _views(run: RunDir) -> Iterator[StatusView]:
-    """Views as time goes by. A run that is only just beginning is waited for."""
-    while True:
-        status = run.status() if run.owner() is not None else run.written_status()
-        if status is not None:
-            yield load_view(run, status, time.time())
-        time.sleep(WATCH_SECONDS)
 
 
 def render(view: StatusView) -> Group:
@@ -105,6 +80,7 @@ def render(view: StatusView) -> Group:
         title + Text(f": {status.reason}" if status.reason else ""),
         Padding(grid, (0, 0, 0, 2)),
     ]
+    parts[1:1] = [Text(note, style="yellow") for note in view.notes]
     if view.last_interruption:
         parts += _interruption(view.last_interruption, view)
     return Group(*parts)
@@ -112,7 +88,7 @@ def render(view: StatusView) -> Group:
 
 def _facts(view: StatusView) -> Iterator[tuple[str, str]]:
     status, numbers = view.status, view.goodput
-    yield "run", _owner(view)
+    yield from [("run", _owner(view))] if view.pods is None else _pods(view.namespace, view.pods)
     yield (
         "attempt",
         f"{status.attempt.number} ({status.attempt.state}), world size {status.attempt.world_size}",
@@ -148,6 +124,25 @@ def _owner(view: StatusView) -> str:
     if view.status.phase in ("Succeeded", "Failed"):
         return "ended"
     return "nobody runs it now; the same `rtj run` command line continues it"
+
+
+def _pods(namespace: str, pods: tuple[PodLine, ...]) -> Iterator[tuple[str, str]]:
+    """Where it runs; of many pods those first that do not run."""
+    yield "namespace", namespace
+    yield "pods", _counts(pods)
+    troubled_first = sorted(pods, key=lambda pod: pod.phase == "running")
+    for pod in troubled_first[:PODS_SHOWN]:
+        ranks = f"ranks {pod.ranks}" if pod.ranks else ""
+        facts = (pod.name, pod.node or "no node", pod.phase, ranks, pod.reason)
+        yield "", "  ".join(fact for fact in facts if fact)
+    if len(pods) > PODS_SHOWN:
+        yield "", f"and {len(pods) - PODS_SHOWN} more"
+
+
+def _counts(pods: tuple[PodLine, ...]) -> str:
+    phases = sorted({pod.phase for pod in pods})
+    counts = ", ".join(f"{sum(pod.phase == phase for pod in pods)} {phase}" for phase in phases)
+    return f"{counted(len(pods), 'pod')}: {counts}" if pods else "none"
 
 
 def _sizes(sizes: tuple[int, ...]) -> str:

@@ -22,12 +22,24 @@ class BudgetLeft(Model):
     limit: int
 
 
+class PodLine(Model):
+    """One worker's pod in a cluster."""
+
+    name: str
+    node: str  # empty: none yet
+    phase: str  # pending, running, succeeded, failed, ending
+    reason: str  # why it waits or how it ended, with the message; may be empty
+    ranks: str  # those it holds in the newest attempt, such as 0-7; may be empty
+
+
 class StatusView(Model):
     namespace: str
     name: str
     uid: str
     at: float  # seconds since the epoch; what the rest holds for
-    owner: int | None  # process id of the `rtj run` that runs it
+    owner: int | None  # process id of the `rtj run` that runs it; None also in a cluster
+    pods: tuple[PodLine, ...] | None  # None: it runs without a cluster
+    notes: tuple[str, ...]  # what a reader of the status must know
     wanted_size: int
     allowed_sizes: tuple[int, ...]
     goodput: GoodputNumbers
@@ -37,7 +49,15 @@ class StatusView(Model):
     status: JobStatus
 
 
-def build_view(job: JobFile, spec: JobSpec, status: JobStatus, owner: int | None, now: float) -> StatusView:
+def build_view(
+    job: JobFile,
+    spec: JobSpec,
+    status: JobStatus,
+    owner: int | None,
+    now: float,
+    pods: tuple[PodLine, ...] | None = None,
+    notes: tuple[str, ...] = (),
+) -> StatusView:
     """The view of a job at ``now`` (seconds on the operator's clock)."""
     last = status.last_interruption
     return StatusView(
@@ -46,6 +66,8 @@ def build_view(job: JobFile, spec: JobSpec, status: JobStatus, owner: int | None
         uid=job.uid,
         at=now,
         owner=owner,
+        pods=pods,
+        notes=notes,
         wanted_size=spec.workers.replicas,
         allowed_sizes=spec.workers.allowed_sizes(),
         goodput=goodput_numbers(status, now),

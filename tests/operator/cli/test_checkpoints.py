@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resumable_operator.cli.checkpoints import foreign_names
+from resumable_operator.cli.directory_store import foreign_names
 from resumable_training.checkpoint.documents import seal
 from resumable_training.checkpoint.verify import hash_bytes
 from resumable_training.contract.manifest import (
@@ -178,9 +178,11 @@ def test_other_programs_directories_are_found_below(store, rtj) -> None:
 
 @pytest.mark.parametrize("verb", ["list", "verify"])
 def test_a_directory_that_does_not_exist_is_a_usage_error(tmp_path: Path, rtj, verb: str) -> None:
-    """Mistyped paths are not empty stores."""
+    """Mistyped paths are not empty stores; whoever meant a job in a cluster is told the option."""
     result = rtj("checkpoints", verb, tmp_path / "nowhere")
-    assert (result.exit_code, result.output) == (2, f"Error: {tmp_path / 'nowhere'}: no such directory\n")
+    assert result.exit_code == 2
+    assert result.output.startswith(f"Error: {tmp_path / 'nowhere'}: no such directory; give ")
+    assert "-n NAMESPACE for a job in a cluster" in result.output
 
 
 def test_a_run_that_made_no_checkpoint_says_so(bare, rtj) -> None:

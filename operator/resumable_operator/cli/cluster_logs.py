@@ -1,0 +1,265 @@
+"""The output of a job's ranks, from the logs of its pods.
+
+The agent in each pod puts attempt and rank in front of every line that a rank prints. What sidecars print,
+and what the agent says about itself, is left to ``kubectl logs``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from typing import IO
+from urllib.parse import urlencode
+
+import aiohttp
+import click
+
+from resumable_operator.cli.cluster_errors import NoSuchJob
+from resumable_operator.cli.cluster_session import Session
+from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.cli.lines import AGENT, Cursor, Line, Splitter, is_over, listed, parse, prefix
+from resumable_operator.cli.source import Wanted
+from resumable_operator.cluster.kube_api import PODS
+from resumable_operator.cluster.kube_errors import Call, NotFound, Raw
+from resumable_operator.cluster.kube_objects import job_of
+from resumable_operator.cluster.kube_pods import worker_container, worker_of
+from resumable_operator.decide.observation import Job
+from resumable_operator.errors import ClusterRefused, ResumableError, RetryableError
+from resumable_operator.times import rfc3339
+from resumable_training.contract.labels import worker_name
+
+POLL_SECONDS = 2.0  # how often new pods are looked for
+SKEW_SECONDS = 300.0  # by which the clocks of a node and of the operator may differ
+
+
+@dataclass
+class Tail:
+    """Where the reader is in one pod's log."""
+
+    pod: str
+    container: str
+    place: int
+    incarnation: int
+    ended: bool = False  # the container prints no more
+    finished: bool = False  # and all of it was read
+    cursor: Cursor = field(default_factory=Cursor)
+    task: asyncio.Task[None] | None = None
+    complained: str = ""
+
+
+class PodLogs:
+    """One reading of one job's output."""
+
+    def __init__(self, session: Session, name: str, wanted: Wanted, output: IO[bytes]) -> None:
+        self._session = session
+        self._name = name
+        self._wanted = wanted
+        self._output = output
+        self._tails: dict[str, Tail] = {}
+        self._attempt = 0  # the one to show
+        self._later = False  # and those after it
+        self._since = ""  # what was printed before is not asked for
+        self._shown = 0  # lines
+        self._seen: dict[int, set[int]] = {}  # attempt -> ranks that printed something
+
+    # ---- what is there ---------------------------------------------------------------------------------
+
+    async def show(self) -> None:
+        """Pod after pod, in order of their places."""
+        job = await self._look()
+        self._begin_with(job)
+        await self._read_all(self._holders(job))
+        if not self._shown and self._wanted.attempt is None and self._wanted.rank is None:
+            await self._show_before()  # the newest attempt has printed nothing yet
+        self._tell_gone(job)
+        if not self._shown:
+            raise self._nothing(job)
+
+    async def _show_before(self) -> None:
+        self._since = ""
+        newest, self._attempt = self._attempt, 0
+        await self._read_all(self._tails.values())
+        if self._seen:
+            self._attempt = max(self._seen)
+            _say(f"attempt {newest} has printed nothing yet; this is attempt {self._attempt}")
+            for tail in self._tails.values():
+                tail.cursor = Cursor()
+            await self._read_all(self._tails.values())
+
+    async def _read_all(self, tails: Iterable[Tail]) -> None:
+        for tail in sorted(tails, key=lambda each: (each.place, each.incarnation)):
+            await self._read(tail, follow=False)
+
+    def _holders(self, job: Job) -> Iterable[Tail]:
+        """The pods that can have printed what is wanted: of a rank of the newest attempt that is one."""
+        if self._wanted.rank is None or self._attempt != job.status.attempt.number:
+            return self._tails.values()
+        names = [
+            member.worker
+            for member in job.status.attempt.members
+            if member.first_rank <= self._wanted.rank < member.first_rank + member.ranks
+        ]
+        found = [tail for name, tail in self._tails.items() if name in names]
+        return found or self._tails.values()
+
+    def _tell_gone(self, job: Job) -> None:
+        """Pods that printed, as far as one can know, and are no more."""
+        status = job.status
+        if self._attempt == status.attempt.number:
+            names = [member.worker for member in status.attempt.members if member.ranks]
+        else:
+            names = [
+                worker_name(job.name, int(place), incarnation)
+                for place, newest in status.incarnations.items()
+                for incarnation in range(1, newest + 1)
+            ]
+        gone = [name for name in names if name not in self._tails]
+        if gone:
+            pods, verb = ("pod", "is") if len(gone) == 1 else ("pods", "are")
+            _say(f"{pods} {', '.join(gone)} {verb} gone, and the output went with it")
+
+    def _nothing(self, job: Job) -> ResumableError:
+        unread = [tail for tail in self._tails.values() if tail.complained]
+        if unread:
+            return RetryableError(f"the output of {len(unread)} of {len(self._tails)} pods can't be read")
+        if not self._tails:
+            return UsageProblem(f"job {job.name} has no pods: {job.status.reason or job.status.phase}")
+        ranks = self._seen.get(self._attempt)
+        if ranks and self._wanted.rank is not None:
+            return UsageProblem(
+                f"rank {self._wanted.rank} printed nothing in attempt {self._attempt};"
+                f" there is output of ranks {listed(sorted(ranks))}"
+            )
+        what = f"attempt {self._wanted.attempt}" if self._wanted.attempt else "no rank"
+        if self._wanted.attempt and self._seen:
+            return UsageProblem(f"{what} left no output; there is that of {listed(sorted(self._seen))}")
+        if self._wanted.rank is not None:
+            what = f"rank {self._wanted.rank}"
+        return UsageProblem(f"job {job.name} has no output: {what} has printed anything yet")
+
+    # ---- what comes ------------------------------------------------------------------------------------
+
+    async def follow(self) -> None:
+        """Lines as they come, of all pods, also of new ones, until the job (or the attempt) has ended."""
+        job = await self._look()
+        self._begin_with(job)
+        self._later = self._wanted.attempt is None
+        self._tell_gone(job)
+        try:
+            while not is_over(job.status, self._wanted.attempt):
+                self._tend()
+                await asyncio.sleep(POLL_SECONDS)
+                job = await self._look_again() or job
+        except NoSuchJob:
+            _say("the job was deleted")
+        finally:
+            await self._stop()
+        for tail in self._tails.values():
+            if not tail.finished:
+                await self._read(tail, follow=False)  # what came since, and a last line without its end
+
+    def _tend(self) -> None:
+        """Every pod that prints has somebody who reads."""
+        for tail in self._tails.values():
+            if tail.task is not None and tail.task.done():
+                tail.task.result()  # raises what it can't go on from
+                tail.task = None
+            if not tail.finished and tail.task is None:
+                tail.task = asyncio.create_task(self._read(tail, follow=not tail.ended))
+
+    async def _look_again(self) -> Job | None:
+        """None: the API server is away; connections that hang since then are given up."""
+        try:
+            return await self._look()
+        except RetryableError as error:
+            await self._stop()
+            _say(f"{error}; trying again")
+            return None
+
+    async def _stop(self) -> None:
+        tasks = [tail.task for tail in self._tails.values() if tail.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for tail in self._tails.values():
+            tail.task = None
+
+    # ---- both ------------------------------------------------------------------------------------------
+
+    async def _look(self) -> Job:
+        obj = await self._session.job(self._name)
+        for pod in await self._session.pods(obj):
+            self._know(pod)
+        return job_of(obj)
+
+    def _know(self, pod: Raw) -> None:
+        worker = worker_of(pod)
+        if worker is None or worker.phase == "pending":
+            return
+        container = str(worker_container(pod["spec"]).get("name"))
+        tail = self._tails.setdefault(
+            worker.name, Tail(worker.name, container, worker.place, worker.incarnation)
+        )
+        tail.ended = worker.phase in ("succeeded", "failed")
+
+    def _begin_with(self, job: Job) -> None:
+        newest = job.status.attempt
+        self._attempt = self._wanted.attempt or newest.number
+        if self._attempt == newest.number and newest.reserved_at:
+            self._since = rfc3339(max(0.0, newest.reserved_at - SKEW_SECONDS))
+
+    async def _read(self, tail: Tail, *, follow: bool) -> None:
+        """Read one pod's log from where its reader is. Trouble is said once for each pod."""
+        try:
+            async for lines in self._lines(tail, follow=follow):
+                self._write(tail, lines)
+            tail.finished = tail.ended and not follow
+            tail.complained = ""
+        except NotFound:
+            tail.finished = True
+        except (ClusterRefused, RetryableError, aiohttp.ClientError) as error:
+            if "is waiting to start" in str(error):
+                return
+            if isinstance(error, ClusterRefused) and error.reason == "Forbidden":
+                raise
+            if str(error) != tail.complained:
+                _say(f"the log of pod {tail.pod} can't be read: {error}")
+            tail.complained = str(error)
+
+    async def _lines(self, tail: Tail, *, follow: bool) -> AsyncIterator[list[bytes]]:
+        """New lines without their times, piece by piece."""
+        tail.cursor.begin()
+        query = {"container": tail.container, "timestamps": "true", "follow": str(follow).lower()}
+        since = tail.cursor.since or self._since
+        if since:
+            query["sinceTime"] = since
+        path = PODS.path(self._session.namespace, tail.pod, "log") + "?" + urlencode(query)
+        splitter = Splitter()
+        async with self._session.streams.stream(Call("get", "pods/log", tail.pod), path) as body:
+            async for data in body.iter_any():
+                yield [text for line in splitter.feed(data) if (text := tail.cursor.take(line)) is not None]
+        yield [text for line in splitter.rest() if (text := tail.cursor.take(line)) is not None]
+
+    def _write(self, tail: Tail, lines: list[bytes]) -> None:
+        for raw in lines:
+            line = parse(raw)
+            if line is None:
+                if raw.startswith(AGENT):
+                    _say(f"{tail.pod}: {raw.removeprefix(AGENT).decode(errors='replace')}")
+                continue
+            self._seen.setdefault(line.attempt, set()).add(line.rank)
+            if self._is_wanted(line):
+                self._shown += 1
+                lead = prefix(line.attempt, line.rank) if self._wanted.rank is None else b""
+                self._output.write(lead + line.text + b"\n")
+        self._output.flush()
+
+    def _is_wanted(self, line: Line) -> bool:
+        if self._wanted.rank not in (None, line.rank):
+            return False
+        return line.attempt == self._attempt or (self._later and line.attempt > self._attempt)
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)

@@ -1,0 +1,300 @@
+"""Checkpoints of a job in a cluster, read by a short pod that mounts the job's claim."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import secrets
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from resumable_operator.cli import exitcodes
+from resumable_operator.cli.cluster_session import Session
+from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.cli.reader_pod import (
+    CONTAINER,
+    GRACE_SECONDS,
+    Model,
+    Standing,
+    model_from,
+    model_of,
+    reader_pod,
+    standing,
+)
+from resumable_operator.cli.source import Checked, Listing
+from resumable_operator.cluster.kube_api import CLAIMS, EVENTS, PODS
+from resumable_operator.cluster.kube_errors import Call, Raw
+from resumable_operator.cluster.kube_objects import job_of
+from resumable_operator.cluster.kube_pods import worker_of
+from resumable_operator.decide.assign import store_root
+from resumable_operator.decide.observation import Job
+from resumable_operator.errors import ClusterRefused, FatalError, ResumableError, RetryableError
+from resumable_training.checkpoint.listing import CheckpointInfo
+from resumable_training.checkpoint.verify import Verdict
+from resumable_training.contract.codec import ContractError, from_plain
+from resumable_training.contract.labels import LABEL_MANAGED_BY, MANAGED_BY
+
+T = TypeVar("T")
+POLL_SECONDS = 0.5
+START_SECONDS = 300.0  # until it must have begun to read
+EVENTS_AFTER_SECONDS = 5.0  # of waiting without a reason
+TIME_LIMIT_SECONDS = 3600.0
+NO_IMAGE = (
+    "neither the job nor another one in namespace {} has a pod now that tells the operator's image;"
+    " give it by --image"
+)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What the reader printed, and its exit code."""
+
+    text: str
+    code: int
+
+
+class ClaimStore:
+    """``source.CheckpointSource`` of a job in a cluster.
+
+    Args:
+        image: for the pod; None: that of the job's own pods, else of any job's in the namespace.
+        time_limit: seconds for the pod.
+    """
+
+    def __init__(self, session: Session, name: str, image: str | None, time_limit: float | None) -> None:
+        self._session = session
+        self._name = name
+        self._image = image
+        self._seconds = math.ceil(time_limit or TIME_LIMIT_SECONDS)
+        self._title = f"the store of job {name}"
+
+    @property
+    def title(self) -> str:
+        return self._title
+
+    def listing(self) -> Listing:
+        items = self._read(["list", "--json"])
+        ours = [item for item in items if not item.get("foreign")]
+        others = [str(item["name"]) for item in items if item.get("foreign")]
+        return Listing(tuple(_as(CheckpointInfo, item) for item in ours), tuple(others))
+
+    def verify(self, step: int | None, tell: Callable[[Checked], None]) -> list[Checked]:
+        items = self._read(["verify", "--json", *([] if step is None else ["--step", str(step)])])
+        results = []
+        for item in items:
+            verdict = _as(Verdict, item)
+            checked = Checked(str(item.get("name")), item.get("step"), bool(item.get("foreign")), verdict)
+            tell(checked)
+            results.append(checked)
+        return results
+
+    def _read(self, arguments: list[str]) -> list[dict[str, Any]]:
+        return parsed(self._session.run(self._output(arguments)), self._title)
+
+    async def _output(self, arguments: list[str]) -> Output:
+        obj = await self._session.job(self._name)
+        job = job_of(obj)
+        storage = job.spec.checkpoint.persistent_volume_claim
+        if storage is None:
+            place = store_root(job.spec.checkpoint) or "no place that its spec tells"
+            raise UsageProblem(f"job {job.key} keeps its checkpoints in {place}: only claims can be read")
+        self._title = f"claim {storage.claim_name}" + (f", path {storage.path}" if storage.path else "")
+        pods = await self._session.pods(obj)
+        model = await self._model(job, pods)
+        node = await self._node(job, pods)
+        name = f"{job.name}-reader-{secrets.token_hex(3)}"
+        root = store_root(job.spec.checkpoint)
+        body = reader_pod(job, name, [*arguments, root], model, node, self._seconds)
+        with progress() as show:
+            return await self._run(body, show)
+
+    # ---- what it is made of ----------------------------------------------------------------------------
+
+    async def _model(self, job: Job, pods: list[Raw]) -> Model:
+        found = next((model for pod in pods if (model := model_from(pod))), None)
+        if self._image is not None:
+            return model_of(job, self._image, found)
+        if found is not None:
+            return found
+        labels = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
+        others = (await self._session.api.list(PODS, job.namespace, labels=labels)).items
+        other = next((model for pod in others if (model := model_from(pod))), None)
+        if other is None:
+            raise UsageProblem(NO_IMAGE.format(job.namespace))
+        return model_of(job, other.image, None)
+
+    async def _node(self, job: Job, pods: list[Raw]) -> str:
+        """Where the claim is mounted already, if it can't be mounted on two nodes; empty: anywhere."""
+        modes = await self._modes(job)
+        if modes and modes & {"ReadWriteMany", "ReadOnlyMany"}:
+            return ""
+        running = [worker for pod in pods if (worker := worker_of(pod)) and worker.phase == "running"]
+        if running and modes == {"ReadWriteOncePod"}:
+            raise UsageProblem(
+                f"the claim is ReadWriteOncePod and in use by {running[0].name}: nobody else can read it now"
+            )
+        return running[0].node if running else ""
+
+    async def _modes(self, job: Job) -> set[str]:
+        """The claim's access modes; empty: who asks may not know."""
+        storage = job.spec.checkpoint.persistent_volume_claim
+        assert storage is not None
+        try:
+            claim = await self._session.api.get(CLAIMS, storage.claim_name, job.namespace)
+        except ClusterRefused:
+            return set()
+        if claim is None:
+            raise UsageProblem(f"namespace {job.namespace} has no claim {storage.claim_name}")
+        return set((claim.get("spec") or {}).get("accessModes") or ())
+
+    # ---- its life --------------------------------------------------------------------------------------
+
+    async def _run(self, body: Raw, show: Callable[[str], None]) -> Output:
+        name = body["metadata"]["name"]
+        async with self._made(body):
+            show(f"waiting for pod {name}")
+            code = await self._await_end(name, show)
+            return Output(await self._log(name), code)
+
+    @asynccontextmanager
+    async def _made(self, body: Raw) -> AsyncIterator[None]:
+        """The pod, which is deleted whatever happens; also when its creation was not answered."""
+        name, namespace = body["metadata"]["name"], body["metadata"]["namespace"]
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        loop.add_signal_handler(signal.SIGTERM, task.cancel)
+        made = True
+        try:
+            try:
+                await self._session.api.create(PODS, body, namespace)
+            except ClusterRefused:
+                made = False
+                raise
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGTERM)
+            if made:
+                await self._delete(name, namespace)
+
+    async def _delete(self, name: str, namespace: str) -> None:
+        try:
+            await self._session.api.delete(PODS, name, namespace, grace_seconds=GRACE_SECONDS)
+        except ResumableError as error:
+            click.echo(f"pod {name} could not be deleted: {error}", err=True)
+
+    async def _await_end(self, name: str, show: Callable[[str], None]) -> int:
+        """Its exit code.
+
+        Raises:
+            RetryableError: it could not start, or was ended by something else; says by what.
+        """
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        while True:
+            pod = await self._session.api.get(PODS, name, self._session.namespace)
+            if pod is None:
+                raise RetryableError(f"pod {name} was deleted by somebody else")
+            now, waited = standing(pod), loop.time() - begun
+            if now.kind == "ended":
+                return now.code
+            if now.kind in ("failed", "hopeless"):
+                raise self._failure(name, now)
+            if now.kind == "waiting":
+                why = await self._why(name, now, waited)
+                if waited > START_SECONDS:
+                    raise RetryableError(f"pod {name} did not start within {START_SECONDS:.0f} s: {why}")
+                show(f"waiting for pod {name}: {why}")
+            else:
+                show(f"pod {name} reads")
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _failure(self, name: str, now: Standing) -> ResumableError:
+        if now.kind == "hopeless":
+            return RetryableError(f"pod {name} can't start: {now.text}; --image names another image")
+        if now.text == "DeadlineExceeded":
+            return RetryableError(f"pod {name} was ended after {self._seconds} s; allow more by --time-limit")
+        return RetryableError(f"pod {name} was ended while it read: {now.text or 'no reason is known'}")
+
+    async def _why(self, name: str, now: Standing, waited: float) -> str:
+        """Why it waits. Of a volume that can't be mounted only an event tells."""
+        if waited < EVENTS_AFTER_SECONDS or now.text not in ("ContainerCreating", "Pending"):
+            return now.text
+        fields = f"involvedObject.name={name},type=Warning"
+        with suppress(ClusterRefused):  # who may make pods need not see events
+            events = (await self._session.api.list(EVENTS, self._session.namespace, fields=fields)).items
+            if events:
+                newest = max(events, key=lambda event: str(event["metadata"].get("creationTimestamp")))
+                return f"{newest.get('reason')}: {newest.get('message')}"
+        return now.text
+
+    async def _log(self, name: str) -> str:
+        path = PODS.path(self._session.namespace, name, "log") + f"?container={CONTAINER}"
+        async with self._session.api.stream(Call("get", "pods/log", name), path) as body:
+            return (await body.read()).decode(errors="replace")
+
+
+def parsed(output: Output, title: str) -> list[dict[str, Any]]:
+    """The list that ``rtj checkpoints ... --json`` printed.
+
+    Raises:
+        UsageProblem, RetryableError, FatalError: as the reader's own exit code says, with its words.
+    """
+    if output.code in (exitcodes.SUCCESS, exitcodes.CHECK_FAILED, exitcodes.INTERNAL):
+        found = _json_list(output.text)
+        if found is not None:
+            return found
+    lines = output.text.strip().splitlines() or ["the reader said nothing"]
+    text = f"{title}: {lines[-1].removeprefix('Error: ')}"
+    if output.code == exitcodes.USAGE:
+        if "no such directory" in text:
+            text = f"{title}: there is no such directory: no checkpoint was made there yet"
+        raise UsageProblem(text)
+    if output.code == exitcodes.INTERNAL:
+        raise RetryableError(text)
+    raise FatalError(f"{text} (exit code {output.code})")
+
+
+def _json_list(text: str) -> list[dict[str, Any]] | None:
+    """The first list of objects that begins on a line of its own: a log has standard error in it, too."""
+    begin = 0 if text.startswith("[") else text.find("\n[") + 1
+    try:
+        found, _ = json.JSONDecoder().raw_decode(text[begin:])
+    except ValueError:
+        return None
+    return found if isinstance(found, list) and all(isinstance(item, dict) for item in found) else None
+
+
+def _as(kind: type[T], plain: dict[str, Any]) -> T:
+    """One of our dataclasses, of whichever version the reader was."""
+    try:
+        return from_plain(kind, plain)
+    except ContractError as error:
+        raise FatalError(f"the reader's answer is not understood: {error}; its image is too old") from error
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """Call what it gives with what is going on now: shown in place on a terminal, else a line per change."""
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    shown = ""
+    with console.status("") if console.is_terminal else nullcontext() as status:
+
+        def show(text: str) -> None:
+            nonlocal shown
+            if text == shown:
+                return
+            shown = text
+            if status is not None:
+                status.update(Text(text))
+            else:
+                click.echo(text, err=True)
+
+        yield show

@@ -1,0 +1,54 @@
+"""A job in a run directory, as the commands see it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import IO
+
+from resumable_operator.cli import run_logs
+from resumable_operator.cli.report_model import Report, build_report
+from resumable_operator.cli.rundir import RunDir, moment
+from resumable_operator.cli.source import Wanted
+from resumable_operator.cli.status_model import StatusView, build_view
+from resumable_operator.model import JobStatus
+
+WATCH_SECONDS = 0.5
+ENDED = ("Succeeded", "Failed", "Suspended")
+
+
+class RunSource:
+    """``source.JobSource`` of a run directory; works on running, ended and killed runs."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+
+    def view(self) -> StatusView:
+        return self._view(self._run.written_status())
+
+    def views(self) -> Iterator[StatusView]:
+        """A run that is only just beginning is waited for; one that nobody goes on with is shown once."""
+        while True:
+            status = self._run.status() if self._run.owner() is not None else self._run.written_status()
+            if status is not None:
+                view = self._view(status)
+                yield view
+                if status.phase in ENDED or view.owner is None:
+                    return
+            time.sleep(WATCH_SECONDS)
+
+    def report(self) -> Report:
+        status = self._run.written_status()
+        now = moment(status, self._run.owner() is not None, time.time())
+        return build_report(self._run.job(), status, self._run.history(), now)
+
+    def show_logs(self, wanted: Wanted, output: IO[bytes]) -> None:
+        run_logs.show(self._run, wanted, output)
+
+    def follow_logs(self, wanted: Wanted, output: IO[bytes]) -> None:
+        run_logs.follow(self._run, wanted, output)
+
+    def _view(self, status: JobStatus) -> StatusView:
+        owner = self._run.owner()
+        now = moment(status, owner is not None, time.time())
+        return build_view(self._run.job(), self._run.spec(), status, owner, now)
