@@ -15,9 +15,7 @@ from typing import Any
 class Image:
     """Images whose reference matches `pattern` (shell style).
 
-    `user`, `entrypoint`, `command` and `directory` are what a Dockerfile would set (USER, ENTRYPOINT, CMD,
-    WORKDIR); `files` maps a path in the image to one of the host's, for what the image has and the host has
-    elsewhere.
+    The rest is what a Dockerfile would set: USER, ENTRYPOINT, CMD, WORKDIR, ENV.
     """
 
     pattern: str
@@ -25,11 +23,11 @@ class Image:
     entrypoint: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     directory: str = ""
-    files: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """For `from_json`."""
-        return {**self.__dict__, "files": dict(self.files)}
+        return {**self.__dict__, "env": dict(self.env)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Image:
@@ -46,3 +44,15 @@ class Images:
     def find(self, reference: str) -> Image | None:
         """None: no such image in the registry."""
         return next((image for image in self._images if fnmatchcase(reference, image.pattern)), None)
+
+
+_PYTHON = {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+# Ours as the Dockerfile makes them, and some for tests, which run as root.
+DEFAULT_IMAGES = (
+    Image("resumable-training/operator:*", 1000, ("python", "-m", "resumable_operator"), env=_PYTHON),
+    Image("resumable-training/worker:*", 1000, env=_PYTHON),
+    Image("bed/*"),
+    Image("python:*"),
+    Image("busybox*"),
+)

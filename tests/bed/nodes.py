@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from bed import containers_root
 from bed.kubelet_api import ApiRefused, ApiUnreachable
 from bed.kubelet_host import Host
-from bed.kubelet_images import Image
+from bed.kubelet_images import DEFAULT_IMAGES, Image
 from bed.kubelet_node import NOTICES, NodeSpec, taint
 from bed.processes import Component, wait_until
 
@@ -30,7 +30,6 @@ SOCKET = "nodes.sock"
 START_SECONDS = 30.0
 COMMAND_SECONDS = 120.0
 STOP_SECONDS = 20.0
-DEFAULT_IMAGES = (Image("*resumable-training*"), Image("*python*"), Image("*busybox*"), Image("*bed/*"))
 COMMANDS = frozenset(
     {
         *("add", "die", "evict", "heal", "log_path", "oom"),

@@ -185,7 +185,7 @@ class Pod:
         assert image is not None, "pulled before"
         objects = {key: await self._data(*key) for key in pod_env.references(container)}
         hostname = (self.spec.get("hostname") or self.key[1])[:63]
-        base = {**self.node.environment, "HOSTNAME": hostname}
+        base = {**self.node.environment, **image.env, "HOSTNAME": hostname}
         env = pod_env.environment(
             container, objects, base, lambda origin: self._lookup({"container": container["name"], **origin})
         )
@@ -194,7 +194,6 @@ class Pod:
         binds, shm = self._volumes.binds(container, env)
         message = self._message_file(container["name"])
         binds += [
-            *(Bind(source, target, True) for target, source in image.files.items()),
             Bind(str(self._hosts_file(hostname)), "/etc/hosts"),
             Bind(str(message), container.get("terminationMessagePath") or "/dev/termination-log"),
         ]

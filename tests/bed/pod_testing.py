@@ -62,6 +62,11 @@ def reason(found: Object, name: str = "main") -> str | None:
     return next(iter(state(found, name).values()), {}).get("reason")
 
 
+def restarts(found: Object) -> int:
+    """How often the containers of a pod were restarted, all together; init containers aside."""
+    return sum(item["restartCount"] for item in found.get("status", {}).get("containerStatuses", []))
+
+
 def phase(*wanted: str) -> Callable[[Object], bool]:
     """Whether a pod is in one of these phases."""
     return lambda found: found.get("status", {}).get("phase") in wanted

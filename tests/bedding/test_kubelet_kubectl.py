@@ -12,7 +12,7 @@ import pytest
 
 from bed.control_plane import ControlPlane
 from bed.nodes import Nodes
-from bed.pod_testing import IMAGE, PodWatch, phase, pod, shell
+from bed.pod_testing import IMAGE, PodWatch, phase, pod, restarts, shell
 
 Object = dict[str, Any]
 
@@ -63,6 +63,18 @@ def test_logs(control_plane: ControlPlane, nodes: Nodes, pods: PodWatch) -> None
     stamped = logs("-c", "main", "--timestamps", "--tail=1")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z after\n", stamped)
     assert logs("-c", "main", "--since=1h", "--limit-bytes=5") == "out\ne"
+
+
+def test_logs_of_the_run_before(control_plane: ControlPlane, nodes: Nodes, pods: PodWatch) -> None:
+    """kubectl logs --previous shows the run that ended."""
+    mount = {"volumeMounts": [{"name": "d", "mountPath": "/d"}]}
+    script = "echo x >> /d/runs; wc -l < /d/runs; [ $(wc -l < /d/runs) = 2 ] && sleep 1000; exit 1"
+    volumes = [{"name": "d", "emptyDir": {}}]
+    pods.create(pod("again", shell(script, **mount), restartPolicy="OnFailure", volumes=volumes))
+    second = pods.until("again", lambda item: restarts(item) == 1)
+    assert phase("Running")(second)
+    for options, output in (([], "2\n"), (["--previous"], "1\n")):
+        assert control_plane.kubectl("logs", "-n", pods.namespace, "again", *options).stdout == output
 
 
 def test_exec(control_plane: ControlPlane, nodes: Nodes, pods: PodWatch) -> None:

@@ -14,7 +14,7 @@ from bed.control_plane import ControlPlane
 from bed.kubelet_addresses import WISH
 from bed.kubelet_node import NOTICES
 from bed.nodes import Nodes, NodesError
-from bed.pod_testing import PodWatch, condition, phase, pod, shell, state, tolerating
+from bed.pod_testing import PodWatch, condition, phase, pod, restarts, shell, state, tolerating
 from bed.processes import wait_until
 
 Object = dict[str, Any]
@@ -95,6 +95,9 @@ def test_a_dead_node(control_plane: ControlPlane, nodes: Nodes, add_node: AddNod
     assert _taints(control_plane.api, name)["node.kubernetes.io/unreachable"] == "NoExecute"
     lost = pods.until("stays", lambda item: condition(item, "Ready").get("status") == "False", since=mark)
     assert "deletionTimestamp" not in lost["metadata"]
+    control_plane.kubectl("taint", "node", name, "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute")
+    found = pods.until("stays", lambda item: "deletionTimestamp" in item["metadata"])
+    assert _disruption(found) == "DeletionByTaintManager"
 
 
 def test_a_partition(control_plane: ControlPlane, nodes: Nodes, add_node: AddNode, pods: PodWatch) -> None:
@@ -165,9 +168,7 @@ def test_a_reboot(control_plane: ControlPlane, nodes: Nodes, add_node: AddNode, 
     nodes.reboot(name)
     failed = pods.until("never", phase("Failed"), since=mark)
     assert state(failed)["terminated"]["exitCode"] == 255
-    restarted = pods.until(
-        "always", lambda item: item["status"]["containerStatuses"][0]["restartCount"] == 1, since=mark
-    )
+    restarted = pods.until("always", lambda item: restarts(item) == 1, since=mark)
     assert restarted["status"]["phase"] == "Running"
     wait_until(
         lambda: _node(control_plane.api, name)["status"]["nodeInfo"]["bootID"] != boot, SECONDS, "the boot id"

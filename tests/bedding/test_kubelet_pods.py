@@ -15,7 +15,7 @@ import pytest
 from bed.api import Api, ApiError, path
 from bed.control_plane import ControlPlane
 from bed.nodes import Nodes
-from bed.pod_testing import PodWatch, condition, container, phase, pod, reason, shell, state
+from bed.pod_testing import PodWatch, condition, container, phase, pod, reason, restarts, shell, state
 from bed.processes import wait_until
 
 Object = dict[str, Any]
@@ -54,10 +54,6 @@ def _await_event(api: Api, namespace: str, name: str, why: str) -> None:
 
 def _claim(mode: str) -> Object:
     return {"accessModes": [mode], "resources": {"requests": {"storage": "1Gi"}}}
-
-
-def _restarts(found: Object) -> int:
-    return sum(item["restartCount"] for item in found["status"].get("containerStatuses", []))
 
 
 def test_endings(nodes: Nodes, pods: PodWatch) -> None:
@@ -335,9 +331,9 @@ def test_probes(nodes: Nodes, pods: PodWatch) -> None:
     )
     for name in ("http", "tcp", "slow"):
         found = pods.until(name, lambda item: condition(item, "Ready").get("status") == "True")
-        assert _restarts(found) == 0
+        assert restarts(found) == 0
     assert condition(pods.until("http", phase("Running")), "Ready")["status"] == "False"
-    again = pods.until("dies", lambda item: _restarts(item) == 1)
+    again = pods.until("dies", lambda item: restarts(item) == 1)
     assert again["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"] == 9
     never = [item for _, item in pods.events if item["metadata"]["name"] == "missing"]
     assert all(condition(item, "Ready").get("status") != "True" for item in never)
@@ -474,3 +470,13 @@ def test_forced_deletion_kills_too(nodes: Nodes, pods: PodWatch) -> None:
     pods.delete("forced", gracePeriodSeconds=0)
     pods.gone("forced")
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), SECONDS, "their end")
+
+
+def test_images_bring_their_settings(nodes: Nodes, pods: PodWatch) -> None:
+    """The worker's image has the user and the environment of its Dockerfile, and no command of its own."""
+    image = {"image": "resumable-training/worker:0.1.0"}
+    main = shell("id -u; echo $PYTHONUNBUFFERED; python -c 'import resumable_training'; touch ~/file")
+    pods.create(pod("own", {**main, **image}), pod("silent", {"name": "main", **image}))
+    assert _output(nodes, pods, "own").split() == ["1000", "1"]
+    found = pods.until("silent", lambda item: reason(item) == "CreateContainerError")
+    assert state(found)["waiting"]["message"] == "no command specified"
