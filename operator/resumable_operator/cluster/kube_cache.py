@@ -275,18 +275,19 @@ class KubeCache:
 
     def _apply_pod(self, obj: Raw, uid: str, deleted: bool) -> None:
         name = (obj["metadata"]["namespace"], obj["metadata"]["name"])
-        old, entry = self._pod_names.get(name), pod_entry(obj, uid, version_of(obj))
+        old, version = self._pod_names.get(name), version_of(obj)
         if old is not None and old.uid != uid:
-            if deleted or version_of(obj) < old.version:
+            if deleted or version < old.version:
                 return  # of an older pod of that name
             self._remember_deleted(old.uid)
             self._drop_pod(old)
             old = None
+        if old is not None and version <= old.version and not deleted:
+            return
+        entry = pod_entry(obj, uid, version)
         if deleted:
             if old is not None:
                 self._drop_pod(_newest(old, entry))
-        elif old is not None and version_of(obj) <= old.version:
-            return
         elif entry is not None:
             self._keep_pod(entry, old)
             self.tell(Change(entry.job_key, "worker", self._settled(entry.worker)))
