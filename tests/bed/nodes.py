@@ -84,6 +84,10 @@ class Nodes:
         container comes at once, the next after `backoff_seconds` (10 in a real kubelet), then twice that,
         and so on.
         """
+        if sys.platform != "linux" or os.geteuid() != 0:
+            raise NodesError(
+                "the nodes of the bed need root on Linux: containers are mount and PID namespaces"
+            )
         directory.mkdir(parents=True, exist_ok=True)
         known = [image if isinstance(image, Image) else Image(image) for image in images]
         config = {
@@ -108,7 +112,7 @@ class Nodes:
 
         def answers() -> bool:
             process.require_running()
-            return nodes._socket_path.exists()
+            return nodes._listening()
 
         wait_until(answers, START_SECONDS, "the nodes' process")
         return nodes
@@ -207,9 +211,10 @@ class Nodes:
             raise NodesError("these nodes were started by another process, which ends them")
         self._process.terminate(STOP_SECONDS)
 
-    @property
-    def _socket_path(self) -> Path:
-        return self.directory / SOCKET
+    def _listening(self) -> bool:
+        """Its socket is there a moment before anybody can connect."""
+        with socket.socket(socket.AF_UNIX) as line, _short(self.directory) as directory:
+            return line.connect_ex(f"{directory}/{SOCKET}") == 0
 
     def _command(self, name: str, /, **arguments: Any) -> Any:
         if self._process is not None:
@@ -237,8 +242,12 @@ def _short(directory: Path) -> Iterator[str]:
 async def _serve(host: Host, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """One command, one answer."""
     answer: dict[str, Any]
+    line = await reader.readline()
+    if not line:  # somebody looked whether we listen
+        writer.close()
+        return
     try:
-        request = json.loads(await reader.readline())
+        request = json.loads(line)
         result = await _method(host, request.pop("command"))(**request)
     except (
         LookupError,

@@ -1,4 +1,4 @@
-"""Fixtures of the end-to-end tests with real training."""
+"""Fixtures of the end-to-end tests: on one machine, and on a cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_run import ClusterRun, Operator
 from training_run import TrainingRun
+
+from bed.control_plane import ControlPlane
+from bed.nodes import Nodes
 
 Undisturbed = Callable[..., dict[str, Any]]
 
@@ -33,3 +37,25 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
             return run.result()
 
     return train
+
+
+@pytest.fixture(scope="module")
+def operator(
+    control_plane: ControlPlane, job_kind: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Operator]:
+    """An operator for all tests of a file; one that kills it starts it again."""
+    running = Operator(control_plane, tmp_path_factory.mktemp("operator"))
+    try:
+        yield running.start()
+    finally:
+        running.remove()
+
+
+@pytest.fixture
+def cluster_run(
+    control_plane: ControlPlane, nodes: Nodes, operator: Operator, namespace: str
+) -> Iterator[ClusterRun]:
+    """A job on the cluster; at the end it is deleted, and no process of it may be left."""
+    run = ClusterRun(control_plane, nodes, operator, namespace)
+    yield run
+    run.remove()

@@ -24,6 +24,7 @@ from bed.processes import wait_until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ACCOUNT = "resumable-training"
+AGENT_IMAGE = "resumable-training/operator:0.1.0"
 START_SECONDS = 60.0
 END_SECONDS = 30.0
 RBAC = "rbac.authorization.k8s.io/v1"
@@ -40,7 +41,7 @@ class OperatorProcess:
 
     def __init__(self, log: Path, kubeconfig: Path, *options: str) -> None:
         self.log = log
-        command = [sys.executable, "-m", "resumable_operator", "--agent-image", "resumable-training/operator"]
+        command = [sys.executable, "-m", "resumable_operator", "--agent-image", AGENT_IMAGE]
         command += ["--port", "0", "--bind-address", "127.0.0.1", *options]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KUBE")}
         with log.open("wb") as output:
