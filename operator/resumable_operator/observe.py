@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Protocol
 
 from resumable_operator.agent_client import Endpoint
@@ -18,7 +17,6 @@ from resumable_operator.decide.observation import (
     Refusal,
     TimedEvent,
     Worker,
-    WorkerPhase,
 )
 from resumable_operator.decide.validity import check_due
 from resumable_operator.errors import ClusterRefused, RetryableError
@@ -67,48 +65,12 @@ class SpecChecks:
         self._failed_at.pop(job_key, None)
 
 
-class LastSights:
-    """How workers looked when they vanished. Some causes show only in a pod's last watch event.
-
-    Kept while the worker is a member of a living attempt, in memory only: without it the worker has vanished
-    without a trace, which is true as well.
-    """
-
-    def __init__(self) -> None:
-        self._seen: dict[str, dict[str, Worker]] = {}
-
-    def note(self, job_key: str, worker: Worker, gone: bool) -> None:
-        """A change of a worker. One that has vanished has ended, whatever it was last seen doing."""
-        if gone:
-            phase: WorkerPhase = "succeeded" if worker.phase == "succeeded" else "failed"
-            self._seen.setdefault(job_key, {})[worker.name] = replace(worker, phase=phase)
-
-    def missing(self, job: Job, workers: Iterable[Worker]) -> list[Worker]:
-        """Members of the living attempt that are not among ``workers``, as last seen."""
-        seen = self._seen.get(job.key)
-        if not seen:
-            return []
-        there = {worker.name for worker in workers}
-        attempt = job.status.attempt
-        members = {member.worker for member in attempt.members} if attempt.state != "ended" else set()
-        kept = {name: worker for name, worker in seen.items() if name in members and name not in there}
-        if kept:
-            self._seen[job.key] = kept
-        else:
-            del self._seen[job.key]
-        return list(kept.values())
-
-    def forget(self, job_key: str) -> None:
-        self._seen.pop(job_key, None)
-
-
 async def observe(
     cluster: Cluster,
     agents: Agents,
     job: Job,
     problems: tuple[Problem, ...] | None = None,
     refusal: Refusal | None = None,
-    last_sights: LastSights | None = None,
 ) -> Observation:
     """Gather all that bears on ``job``.
 
@@ -122,10 +84,9 @@ async def observe(
         cluster.workers(job), cluster.nodes(job), cluster.capacity(job)
     )
     await agents.sync(job.key, _endpoints(cluster, job, workers), job.status.cursors)
-    vanished = last_sights.missing(job, workers) if last_sights is not None else []
     return Observation(
         job=job,
-        workers=tuple(sorted([*workers, *vanished], key=lambda worker: (worker.place, worker.incarnation))),
+        workers=tuple(sorted(workers, key=lambda worker: (worker.place, worker.incarnation))),
         nodes=nodes,
         agents=agents.agents(job.key),
         events=agents.events(job.key, job.status.cursors),

@@ -28,7 +28,7 @@ from resumable_operator.decide.actions import (
 from resumable_operator.decide.observation import Job, Observation, Refusal, TimedEvent
 from resumable_operator.decide.plan import decide
 from resumable_operator.errors import ClusterRefused, ConflictError, FatalError, ResumableError, SpecError
-from resumable_operator.observe import LastSights, SpecChecks, observe
+from resumable_operator.observe import SpecChecks, observe
 from resumable_operator.queue import WorkQueue
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,6 @@ class Reconciler:
         self._written_at: dict[str, float] = {}
         self._refusals: dict[str, Refusal] = {}
         self._checks = SpecChecks(cluster)
-        self._last_sights = LastSights()
         agents.subscribe(self.queue.add, self._progressed)
 
     async def run(self) -> None:
@@ -131,8 +130,7 @@ class Reconciler:
             await self._forget(key)
             return None
         problems = await self._checks.problems(job, self._clock.now())
-        refusal = self._refusals.get(key)
-        return await observe(self._cluster, self._agents, job, problems, refusal, self._last_sights)
+        return await observe(self._cluster, self._agents, job, problems, self._refusals.get(key))
 
     def _progressed(self, key: str) -> None:
         """Progress is for status, and waits with it: of many reports in the meantime the newest counts."""
@@ -144,8 +142,6 @@ class Reconciler:
         while True:
             try:
                 async for change in self._cluster.watch():
-                    if change.worker is not None:
-                        self._last_sights.note(change.job_key, change.worker, change.gone)
                     self.queue.add(change.job_key)
                 logger.info("the watch ended; watching again")
             except ResumableError as error:
@@ -289,7 +285,6 @@ class Reconciler:
         self._written_at.pop(key, None)
         self._refusals.pop(key, None)
         self._checks.forget(key)
-        self._last_sights.forget(key)
 
 
 def _about(action: Action) -> str:

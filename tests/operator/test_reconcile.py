@@ -21,7 +21,7 @@ from resumable_operator.decide.actions import (
     Plan,
     SendRequest,
 )
-from resumable_operator.decide.observation import Disruption, Job, Node, Observation, Problem, Worker
+from resumable_operator.decide.observation import Job, Node, Observation, Problem, Worker
 from resumable_operator.errors import (
     AgentUnreachable,
     ClusterRefused,
@@ -30,7 +30,7 @@ from resumable_operator.errors import (
     RetryableError,
     SpecError,
 )
-from resumable_operator.model import AttemptStatus, Condition, JobSpec, JobStatus, MemberStatus, Workers
+from resumable_operator.model import Condition, JobSpec, JobStatus, Workers
 from resumable_operator.reconcile import Reconciler, Settings
 from resumable_training.contract.assignment import Assignment, Request
 from resumable_training.contract.events import AgentState
@@ -50,7 +50,6 @@ class FakeCluster:
     unreadable: SpecError | None = None
     problems: tuple[Problem, ...] | Exception = ()
     checks: int = 0
-    there: list[Worker] = field(default_factory=list)
     failures: dict[str, Exception] = field(default_factory=dict)
     changes: asyncio.Queue[Change] = field(default_factory=asyncio.Queue)
 
@@ -63,7 +62,7 @@ class FakeCluster:
         return self.stored if self.stored and self.stored.key == key else None
 
     async def workers(self, job: Job) -> list[Worker]:
-        return list(self.there)
+        return []
 
     async def nodes(self, job: Job) -> dict[str, Node]:
         return {}
@@ -380,25 +379,6 @@ async def test_a_job_whose_time_is_over_is_deleted(world: World) -> None:
     world.plans = [plan(DeleteJob("its time is over"))]
     await world.reconciler().step(KEY)
     assert world.cluster.done == ["delete job"]
-
-
-async def test_a_worker_is_judged_by_its_last_sight(world: World) -> None:
-    """Why a member ended may show only in the watch event with which it vanished."""
-    member = MemberStatus(
-        worker="w-0-1", place=0, incarnation=1, address="10.0.0.1", agent_port=1, first_rank=0, ranks=1
-    )
-    status = JobStatus(attempt=AttemptStatus(number=1, members=(member,), state="running", world_size=1))
-    assert world.cluster.stored is not None
-    world.cluster.stored = replace(world.cluster.stored, status=status)
-    world.plans = [Plan(status, (), "", must_write=False)]
-    preempted = Disruption("preempted", "PreemptionByScheduler")
-    gone = Worker("w-0-1", 0, 1, "running", node="node-1", deleting=True, disruption=preempted)
-    world.cluster.changes.put_nowait(Change(KEY, "worker", gone, gone=True))
-    other = replace(gone, name="w-1-1", place=1)
-    world.cluster.changes.put_nowait(Change(KEY, "worker", other, gone=True))
-    await running(world.reconciler(relist_seconds=0.01), world, 5)
-    (seen,) = world.seen[-1].workers
-    assert (seen.name, seen.phase, seen.disruption) == ("w-0-1", "failed", preempted)
 
 
 async def test_progress_waits_for_the_next_write(world: World) -> None:
