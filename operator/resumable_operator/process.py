@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 10.0
+END_SECONDS = 3.0  # whatever holds the end up: nothing in memory is worth waiting for
 NO_CRD = (
     "the kind ResumableTrainingJob is not installed: kubectl apply -f deploy/crd.yaml, "
     "or install the chart with crds.install=true"
@@ -85,8 +86,10 @@ async def run(options: Options) -> None:
         logger.info("stopping: a signal asked for it", extra={"event": "stopping"})
         work.cancel()
     loop.set_exception_handler(_after_the_end)
-    await asyncio.gather(work, return_exceptions=True)
-    if not work.cancelled() and (error := work.exception()) is not None:
+    await asyncio.wait({work}, timeout=END_SECONDS)
+    if not work.done():
+        logger.warning("not everything has ended in %.0f s; leaving it", END_SECONDS)
+    elif not work.cancelled() and (error := work.exception()) is not None:
         raise _first_leaf(error)
 
 

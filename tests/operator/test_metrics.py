@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -241,3 +242,12 @@ def test_formats() -> None:
     assert modern[1].startswith("application/openmetrics-text")
     assert modern[0].endswith(b"# EOF\n")
     assert all(b"_created" not in body for body, _ in (plain, modern))
+
+
+def test_every_metric_is_documented() -> None:
+    """docs/metrics.md names what is exported, and nothing else."""
+    of_process = {str(value) for name, value in vars(names).items() if name.startswith("OPERATOR_")}
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `resumable_")]
+    documented = {name for row in rows for name in re.findall(r"`(resumable_\w+)`", row)}
+    assert documented == _described(metrics.JOB_FAMILIES) | of_process
