@@ -16,6 +16,7 @@ from resumable_operator.decide.validity import blocked, why_blocked
 CONDITION = "WorkersReady"
 STARTING = "Starting"
 STUCK_START_SECONDS = 120.0  # a worker that can't start where others of the job can is given up
+_ON_ITS_WAY = ("", "ContainerCreating", "PodInitializing")  # the kubelet is at it
 _LONGEST_MESSAGE = 600
 
 
@@ -79,7 +80,9 @@ def _commonest(draft: Draft) -> tuple[str, Worker | None]:
     waiting = [
         worker
         for worker in draft.observation.workers
-        if worker.phase == "pending" and worker.reason and health(draft, worker) != "doomed"
+        if worker.phase == "pending"
+        and worker.reason not in _ON_ITS_WAY
+        and health(draft, worker) != "doomed"
     ]
     if not waiting:
         return "", None

@@ -72,6 +72,16 @@ def test_workers_that_cannot_start_say_why(why: tuple[str, str]) -> None:
     assert world.job.status.ledger.open_phase == "starting"
 
 
+@pytest.mark.parametrize("word", ["ContainerCreating", "PodInitializing"])
+def test_what_every_start_shows_is_no_warning(word: str) -> None:
+    """A pod that is being made is on its way."""
+    world = world_of()
+    world.pending_reasons["train-1-1"] = (word, "")
+    world.run(1.0)
+    assert readiness(world)[1] == "Starting"
+    assert not any(event.reason == "WorkersWaiting" for event in world.emitted)
+
+
 def test_one_that_cannot_start_is_not_waited_for_as_if_it_came_soon() -> None:
     """It may never come: the others start when waiting has cost as much as a later restart would."""
     world = world_of(recovery={"shrinkAfterSeconds": 300.0})
