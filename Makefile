@@ -17,7 +17,7 @@ PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3.14 p
 	if $$candidate -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
 	then echo $$candidate; break; fi; done)
 
-.PHONY: help setup demo test test-fast check format soak bench deploy binaries cluster cluster-down clean
+.PHONY: help setup demo test test-fast check format soak bench deploy binaries cluster cluster-down demo-cluster clean
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ cluster: $(STAMP)  ## Start a Kubernetes cluster on this machine with the operat
 
 cluster-down: $(STAMP)  ## Stop it
 	PYTHONPATH=tests $(PY) -m bed down
+
+demo-cluster: $(STAMP)  ## The demo on a cluster whose machines fail (about 4 minutes on 2 cores)
+	PYTHONPATH=tests $(PY) -m bed demo $(ARGS)
 
 clean:  ## Remove .venv, caches, build and benchmark results (not runs/)
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache .cache tests/bench/results

@@ -16,11 +16,12 @@ from bed import binaries, standing
 from bed import demo as story
 from bed.binaries import binary
 from bed.install import InstallFailed
+from bed.nodes import NodesError
 from bed.processes import ComponentDied
 from bed.standing import Standing, StandingError
 from bed.toolchain import BuildFailed
 
-EXPECTED = (StandingError, InstallFailed, BuildFailed, ComponentDied, TimeoutError)
+EXPECTED = (StandingError, InstallFailed, NodesError, BuildFailed, ComponentDied, TimeoutError)
 
 directory_option = click.option(
     "--directory",

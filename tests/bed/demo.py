@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -163,7 +163,7 @@ def play(directory: Path, say: Say, seconds: float, steps: int = STEPS) -> list[
             scene.act(stage)
         status = _await(stage, lambda status: status.finished_at is not None, deadline)
         say(plane.kubectl("get", "rtj,pods", "-n", NAMESPACE).stdout)
-        return judge(status, directory / "nodes", steps)
+        return judge(status, _audit(directory / "nodes", steps), steps)
 
 
 def documents(steps: int) -> str:
@@ -178,7 +178,7 @@ def documents(steps: int) -> str:
     return str(yaml.safe_dump_all([claim, job], sort_keys=False))
 
 
-def judge(status: JobStatus, nodes: Path, steps: int) -> list[Check]:
+def judge(status: JobStatus, audit: Mapping[str, Any], steps: int) -> list[Check]:
     """All checks on a finished demo: (what, held, detail)."""
     causes = [item.cause for item in status.interruptions if not item.planned]
     wanted = [scene.cause for scene in SCENES if scene.cause]
@@ -186,7 +186,6 @@ def judge(status: JobStatus, nodes: Path, steps: int) -> list[Check]:
     ledger = status.ledger
     gap = sum(ledger.phases.values()) - (ledger.settled_at - ledger.started_at)
     members = len(status.attempt.members)
-    audit = _audit(nodes, steps)
     return [
         ("the job succeeded", status.phase == "Succeeded", f"{status.phase}: {status.reason}"),
         ("every fault became one interruption", causes == wanted, f"{causes}, wanted {wanted}"),
@@ -251,7 +250,7 @@ def _audit(nodes: Path, steps: int) -> dict[str, Any]:
     return verdict
 
 
-def _detail(verdict: dict[str, Any]) -> str:
+def _detail(verdict: Mapping[str, Any]) -> str:
     if verdict["ok"]:
         return f"{verdict['samples']} samples through attempts {verdict['attempts']}"
     return "; ".join(verdict["problems"])

@@ -140,7 +140,7 @@ def make_namespace(control_plane: ControlPlane) -> Iterator[MakeNamespace]:
 
     yield make
     for name in made:
-        _remove(control_plane.api, name)
+        remove_namespace(control_plane.api, name)
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def _await_default_account(api: Api, namespace: str) -> None:
     )
 
 
-def _remove(api: Api, namespace: str) -> None:
+def remove_namespace(api: Api, namespace: str) -> None:
     """Nothing is created there any more, and its pods end now, even those on a dead node. Not awaited."""
     try:
         api.delete(path("v1", "namespaces", name=namespace))

