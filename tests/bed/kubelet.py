@@ -16,7 +16,8 @@ from bed.kubelet_api import ApiRefused, KubeletApi, Object
 from bed.kubelet_images import Images
 from bed.kubelet_line import Line
 from bed.kubelet_node import NodeSpec
-from bed.pod import Pod, Verdict
+from bed.pod import Pod
+from bed.pod_report import Verdict
 from bed.pod_status import TERMINAL
 
 LEASE_SECONDS = 1.0

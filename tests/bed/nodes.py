@@ -85,9 +85,7 @@ class Nodes:
         and so on.
         """
         if sys.platform != "linux" or os.geteuid() != 0:
-            raise NodesError(
-                "the nodes of the bed need root on Linux: containers are mount and PID namespaces"
-            )
+            raise NodesError("nodes need root on Linux: containers are mount and PID namespaces")
         directory.mkdir(parents=True, exist_ok=True)
         known = [image if isinstance(image, Image) else Image(image) for image in images]
         config = {

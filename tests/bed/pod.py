@@ -12,7 +12,6 @@ import contextlib
 import shutil
 import traceback
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,8 +21,9 @@ from bed.containers_root import Bind, Root
 from bed.kubelet_api import ApiRefused
 from bed.kubelet_images import Images
 from bed.kubelet_line import Line
-from bed.pod_container import Deadline, PodContainer, now
+from bed.pod_container import Deadline, PodContainer
 from bed.pod_env import Object
+from bed.pod_report import PodReport, Verdict
 from bed.pod_status import TERMINAL, is_sidecar
 from bed.volumes import NotMounted, PodVolumes
 
@@ -32,15 +32,6 @@ SETTLE_SECONDS = 0.02  # before the first status: most pods run by then, and one
 COALESCE_SECONDS = 0.005  # before any other: an end is mostly the pod's end too
 FORCED_SECONDS = 2.0  # grace of a pod that vanished from the API
 HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost\n{address}\t{hostname}\n"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Why the kubelet itself ends a pod. `condition` adds DisruptionTarget."""
-
-    reason: str
-    message: str
-    condition: bool = False
 
 
 class Node(Protocol):
@@ -93,9 +84,7 @@ class Pod:
         self._sandbox = False
         self._initialised = False
         self._verdict: Verdict | None = None
-        self._phase = "Pending"  # as it was told last
-        self._began = now()
-        self._conditions: dict[str, Object] = {}
+        self._report = PodReport(self.spec, pod.get("status") or {}, self.address, node.address)
         self._tasks: list[asyncio.Task[None]] = []
         self._adopt()
 
@@ -337,8 +326,6 @@ class Pod:
         for item in known:
             if item["name"] in self.containers:
                 self.containers[item["name"]].adopt(item)
-        self._conditions = {item["type"]: item for item in status.get("conditions") or []}
-        self._began = status.get("startTime") or self._began
 
     async def _publish(self) -> None:
         await asyncio.sleep(SETTLE_SECONDS)
@@ -361,41 +348,14 @@ class Pod:
                     raise
 
     def _status(self) -> Object:
-        statuses = {name: item.status for name, item in self.containers.items()}
-        others = (self.object.get("status") or {}).get("conditions") or []
-        phase = pod_status.phase(self.spec, statuses, self._stopped)
-        if phase in TERMINAL and not self._stopped:  # said when nothing can run any more, with the verdict
-            phase = self._phase
-        verdict = self._verdict if self._stopped else None
-        if verdict is not None:
-            phase = "Failed"
-        self._phase = phase
-        conditions = pod_status.conditions(self.spec, statuses, phase, self._sandbox, others)
-        if verdict is not None and verdict.condition:
-            disruption = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
-            conditions.append({**disruption, "message": verdict.message})
-        return {
-            "phase": phase,
-            "observedGeneration": self.object["metadata"].get("generation", 1),
-            "conditions": [self._timed(item) for item in conditions],
-            "startTime": self._began,
-            "hostIP": self.node.address,
-            "hostIPs": _replaced([{"ip": self.node.address}]),
-            "podIP": self.address,
-            "podIPs": _replaced([{"ip": self.address}]),
-            "initContainerStatuses": [statuses[item.name] for item in self.inits],
-            "containerStatuses": [statuses[item.name] for item in self.mains],
-            **({"reason": verdict.reason, "message": verdict.message} if verdict else {}),
-        }
-
-    def _timed(self, condition: Object) -> Object:
-        """With the time of its last change; absent reasons are taken away explicitly."""
-        old = self._conditions.get(condition["type"]) or {}
-        same = old.get("status") == condition["status"]
-        since = old.get("lastTransitionTime") if same else None
-        full = {"reason": None, "message": None, **condition, "lastTransitionTime": since or now()}
-        self._conditions[condition["type"]] = full
-        return full
+        return self._report.status(
+            [item.status for item in self.inits],
+            [item.status for item in self.mains],
+            self.object,
+            sandbox=self._sandbox,
+            stopped=self._stopped,
+            verdict=self._verdict,
+        )
 
     # --- details
 
@@ -427,8 +387,3 @@ class Pod:
         path.write_bytes(b"")
         path.chmod(0o666)
         return path
-
-
-def _replaced(items: list[Object]) -> list[Object]:
-    """A list in a strategic merge patch that takes the old one's place."""
-    return [{"$patch": "replace"}, *items] if items else []

@@ -298,7 +298,9 @@ def test_restart_policies(nodes: Nodes, pods: PodWatch) -> None:
     )
     found = pods.until("third", phase("Succeeded", "Failed"))
     assert found["status"]["phase"] == "Succeeded"
-    assert found["status"]["containerStatuses"][0]["restartCount"] == 2
+    assert [(item["name"], item["restartCount"]) for item in found["status"]["containerStatuses"]] == [
+        ("main", 2)
+    ]
     waiting = pods.until("always", lambda item: reason(item) == "CrashLoopBackOff")
     assert waiting["status"]["phase"] == "Running"
     assert waiting["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"] == 5
