@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 10.0
+SETTLE_SECONDS = 15.0  # an API server that has just begun knows no roles yet, and refuses everything
 END_SECONDS = 3.0  # whatever holds the end up: nothing in memory is worth waiting for
 NO_CRD = (
     "the kind ResumableTrainingJob is not installed: kubectl apply -f deploy/crd.yaml, "
@@ -58,6 +59,7 @@ class Foundation:
     api: KubeApi
     agents: AgentPool
     cluster: KubernetesCluster | None = None
+    unreachable_at: float = float("-inf")  # when the API server last failed to answer, monotonic
 
     async def metrics_page(self, accept: str) -> tuple[bytes, str]:
         """Everything for Prometheus."""
@@ -199,10 +201,12 @@ async def _patiently(base: Foundation, call: Callable[[], Awaitable[T]]) -> T:
             return await call()
         except NotFound as error:
             raise FatalError(NO_CRD) from error
-        except ClusterRefused as error:
-            raise FatalError(str(error)) from error
-        except RetryableError as error:
+        except (RetryableError, ClusterRefused) as error:
             waited = time.monotonic() - began
+            if isinstance(error, RetryableError):
+                base.unreachable_at = time.monotonic()
+            elif time.monotonic() - base.unreachable_at > SETTLE_SECONDS:
+                raise FatalError(str(error)) from error
             if waited + wait > base.options.unreachable_seconds:
                 raise FatalError(f"no use of the API server {server} for {waited:.0f} s: {error}") from error
             logger.warning("waiting for the API server %s: %s", server, error)

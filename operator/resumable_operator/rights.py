@@ -105,7 +105,7 @@ async def _rules(api: KubeApi, namespace: str) -> list[Mapping[str, Any]]:
     try:
         answer = await api.create(REVIEWS, {**body, "spec": {"namespace": namespace}})
     except ClusterRefused as error:
-        logger.info("the rights of this account are not told: %s", error)
+        logger.debug("the rights of this account are not told: %s", error)
         answer = {}
     status = answer.get("status") or {"incomplete": True}
     if status.get("incomplete"):
