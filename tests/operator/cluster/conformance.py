@@ -222,7 +222,7 @@ class ClusterConformance:
         job = await world.submit(spec())
         await world.cluster.create_worker(job, "w-0-1", 0, 1)
         worker = await worker_in(world, job, "w-0-1", "running")
-        await eventually(lambda: _listens(worker), "its agent, which would not hear a signal before")
+        await eventually(lambda: listens(worker), "its agent, which would not hear a signal before")
         async with Watcher(world.cluster) as changes:
             await world.cluster.delete_worker(job, "w-0-1", 20.0)
             await next_change(changes, lambda change: change.gone and change.job_key == job.key, "its end")
@@ -353,7 +353,7 @@ def _phase(phase: str) -> Callable[[Change], bool]:
     return lambda change: change.worker is not None and change.worker.phase == phase
 
 
-async def _listens(worker: Worker) -> bool:
+async def listens(worker: Worker) -> bool:
     try:
         _, writer = await asyncio.open_connection(worker.address, worker.agent_port)
     except OSError:

@@ -13,6 +13,7 @@ from bed.api import Api, path
 from bed.control_plane import ControlPlane
 from bed.processes import wait_until
 from resumable_operator.cluster.port import Change
+from resumable_operator.crd import crd
 from resumable_operator.decide.observation import Job
 from resumable_operator.errors import ClusterRefused, ConflictError, RetryableError, SpecError
 from resumable_operator.manifests import key_secret_name
@@ -526,3 +527,27 @@ async def test_unknown_worker_is_looked_for(bench: Bench, control_plane: Control
         await other.cluster.delete_worker(job, name, 0)
         await other.cluster.delete_worker(job, "train-7-7", 0)
     assert bench.pod(name) is None
+
+
+async def test_api_server_is_away(own_plane: ControlPlane) -> None:
+    """With no API server what is known stays known, writes are retryable, telling does not raise."""
+    own_plane.define_kind(crd())  # the bed's processes die with the thread that starts them
+    async with kube(own_plane.kubeconfig) as made:
+        bench = Bench(own_plane.api, made, "default")
+        job = await bench.submit(plain_job())
+        await create(bench, job)
+        own_plane.stop_apiserver()
+        with pytest.raises(RetryableError):
+            await made.cluster.relist()
+        with pytest.raises(RetryableError):
+            await made.cluster.write_status(job, JobStatus(step=1))
+        with pytest.raises(RetryableError):
+            await create(bench, job, place=1)
+        await made.cluster.emit_event(job, "Normal", "Odd", "x")
+        assert await made.cluster.job(job.key) == job
+        assert [worker.name for worker in await made.cluster.workers(job)] == ["train-0-1"]
+        own_plane.start_apiserver()
+        await made.cluster.relist()
+        assert (await made.cluster.write_status(job, JobStatus(step=1))).status.step == 1
+        await create(bench, job, place=1)
+        assert len(await made.cluster.workers(job)) == 2

@@ -257,6 +257,22 @@ def test_taint_manager(node: Node | None, cause: str) -> None:
     assert found.disruption.cause == cause
 
 
+@pytest.mark.parametrize(
+    ("node", "cause"),
+    [
+        (None, "evicted"),
+        (Node("n"), "evicted"),
+        (Node("n", ready=False), "evicted"),
+        (Node("n", notice_deadline=1.0), "preempted"),
+    ],
+)
+def test_eviction(node: Node | None, cause: str) -> None:
+    """An eviction from a node that will be taken away is part of that."""
+    found = with_node(worker(conditions=disrupted("EvictionByEvictionAPI"), meta=deleting()), node)
+    assert found.disruption is not None
+    assert found.disruption.cause == cause
+
+
 def test_other_disruptions_do_not_depend_on_the_node() -> None:
     """A preemption stays one on a lost node."""
     found = worker(conditions=disrupted("PreemptionByScheduler"))
