@@ -148,7 +148,7 @@ class AttemptStatus(StatusModel):
     start_samples: int = 0
     restored: bool = False  # it has said where it starts
     draining_since: Time | None = None
-    drain_cause: str | None = None  # a planned cause, or "preempted"
+    drain_cause: str | None = None  # a planned cause, or that of a notice
     drain_reason: str = ""
     drain_deadline: Time | None = None
     evidence: tuple[Evidence, ...] = ()

@@ -27,13 +27,14 @@ Cause = Literal["preempted", "evicted", "node_lost"]
 
 DEFAULT_GRACE_SECONDS = 30.0
 TAINT_MANAGER = "DeletionByTaintManager"
+EVICTION = "EvictionByEvictionAPI"
 
 # Reasons of the condition DisruptionTarget. Others are other controllers' evictions.
 DISRUPTION_CAUSES: Mapping[str, Cause] = {
     "PreemptionByScheduler": "preempted",
     "PreemptionByKubeScheduler": "preempted",
     TAINT_MANAGER: "node_lost",  # until the node says otherwise
-    "EvictionByEvictionAPI": "evicted",
+    EVICTION: "evicted",
     "DeletionByPodGC": "node_lost",
     "TerminationByKubelet": "preempted",  # graceful shutdown of the node: how spot VMs go
 }
@@ -112,14 +113,15 @@ def vanished(worker: Worker) -> Worker:
 
 
 def with_node(worker: Worker, node: Node | None) -> Worker:
-    """The worker, with what its node adds to a deletion by the taint manager: which taint it was.
+    """The worker, with what its node adds to a deletion by the taint manager or an eviction: why it was.
 
-    Unknown nodes count as lost: without a taint of somebody's, those for lost nodes are all there are.
+    What empties nodes that will be taken away evicts pods. Unknown nodes count as lost to the taint manager:
+    without a taint of somebody's, those for lost nodes are all there are.
     """
     disruption = worker.disruption
-    if disruption is None or disruption.reason != TAINT_MANAGER or node is None:
+    if disruption is None or disruption.reason not in (TAINT_MANAGER, EVICTION) or node is None:
         return worker
-    cause: Cause = "node_lost"
+    cause: Cause = "node_lost" if disruption.reason == TAINT_MANAGER else "evicted"
     if node.notice_deadline is not None:
         cause = "preempted"
     elif node.exists and node.ready and not node.out_of_service:

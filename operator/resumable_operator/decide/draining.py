@@ -6,7 +6,8 @@ from resumable_operator.decide.actions import DeleteWorker
 from resumable_operator.decide.distrust import distrust_of
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.ending import begin_ending, finalize
-from resumable_operator.decide.evidence import notices
+from resumable_operator.decide.evidence import notices, other_cause
+from resumable_operator.decide.failure import WORKER_LOST
 from resumable_operator.decide.planned import Change
 from resumable_operator.decide.requests import send_drain
 from resumable_operator.decide.success import excused, has_succeeded
@@ -35,6 +36,7 @@ def step(draft: Draft) -> None:
     if has_succeeded(draft):
         succeed(draft)
         return
+    _explain(draft)
     if all(_is_done(draft, member.worker) for member in draft.attempt.members):
         finalize(draft)
         return
@@ -50,6 +52,13 @@ def step(draft: Draft) -> None:
         _ask(draft, member.worker, max(0.0, deadline - draft.now))
     draft.wake(deadline + SLACK_SECONDS)
     draft.note(f"attempt {draft.attempt.number} is draining: {draft.attempt.drain_reason}")
+
+
+def _explain(draft: Draft) -> None:
+    """Who ends a worker may be known a moment after its SIGTERM."""
+    notice = other_cause(draft) if draft.attempt.drain_cause in WORKER_LOST else None
+    if notice is not None:
+        draft.set_attempt(drain_cause=notice.cause, drain_reason=notice.reason)
 
 
 def _ask(draft: Draft, name: str, seconds: float) -> None:

@@ -35,6 +35,7 @@ class Notice:
     """A member will go soon. ``deadline`` in seconds; None: not known."""
 
     worker: str
+    cause: str
     reason: str
     deadline: float | None = None
 
@@ -73,6 +74,15 @@ def notices(draft: Draft) -> list[Notice]:
         (item for item in found if item is not None),
         key=lambda item: (item.deadline is None, item.deadline or 0.0, item.worker),
     )
+
+
+def other_cause(draft: Draft) -> Notice | None:
+    """What explains a drain better than what it began with, which may have been a mere SIGTERM: the agent's
+    word can come before the API's."""
+    workers = [draft.observation.worker(member.worker) for member in draft.attempt.members]
+    told = [notice for worker in workers if worker and (notice := _told(draft, worker))]
+    known = draft.attempt.drain_cause in {notice.cause for notice in told}
+    return None if known else next(iter(told), None)
 
 
 def _note_outcomes(draft: Draft) -> None:
@@ -137,10 +147,11 @@ def _ended_worker(draft: Draft, member: MemberStatus, worker: Worker) -> Evidenc
     if worker.reason in ("Evicted", "Preempted", "Preempting"):
         cause = "evicted" if worker.reason == "Evicted" else "preempted"
         return _lost(draft, member, cause, f"{worker.name}: {worker.reason}{said}", code)
+    if worker.deleting:
+        cause = "evicted" if node is None or node.notice_deadline is None else "preempted"
+        return _lost(draft, member, cause, f"{worker.name} was deleted{said}", code)
     if code in _SIGTERM_EXITS or _is_doomed(draft, worker.name):
         return _lost(draft, member, "preempted", f"{worker.name} was told to end{said}", code)
-    if worker.deleting:
-        return _lost(draft, member, "evicted", f"{worker.name} was deleted{said}", code)
     if code in (None, 137, -9):
         return _lost(draft, member, "node_lost", f"{worker.name} was killed from outside{said}", code)
     message = f"agent of {worker.name} ended with exit code {code}{said}"
@@ -189,16 +200,21 @@ def _notice(draft: Draft, name: str) -> Notice | None:
     worker, state = draft.observation.worker(name), heard_state(draft, name)
     if worker is None or ended(worker):
         return None
-    node = node_of(draft, worker)
+    told = _told(draft, worker)
+    if told is None and ((state is not None and state.terminating) or _is_doomed(draft, name)):
+        return Notice(name, "preempted", f"{name} got a SIGTERM")
+    return told
+
+
+def _told(draft: Draft, worker: Worker) -> Notice | None:
+    """By whom it is ended, as the API tells it."""
+    name, node = worker.name, node_of(draft, worker)
     if worker.disruption is not None:
-        return Notice(name, f"{name}: {worker.disruption.reason}", worker.disruption.deadline)
+        disruption = worker.disruption
+        return Notice(name, disruption.cause, f"{name}: {disruption.reason}", disruption.deadline)
     if node is not None and node.notice_deadline is not None:
-        return Notice(name, f"{name}: node {node.name} will be taken away", node.notice_deadline)
-    if worker.deleting:
-        return Notice(name, f"{name} is being deleted")
-    if (state is not None and state.terminating) or _is_doomed(draft, name):
-        return Notice(name, f"{name} got a SIGTERM")
-    return None
+        return Notice(name, "preempted", f"{name}: node {node.name} will be taken away", node.notice_deadline)
+    return Notice(name, "evicted", f"{name} is being deleted") if worker.deleting else None
 
 
 def _is_doomed(draft: Draft, name: str) -> bool:

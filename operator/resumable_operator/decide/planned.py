@@ -85,7 +85,7 @@ def _notice(draft: Draft) -> Change | None:
         window = _window(draft)
         if notice.deadline is not None:
             window = min(window, max(SHORTEST_WINDOW_SECONDS, notice.deadline - draft.now))
-        return Change("preempted", notice.reason, window)
+        return Change(notice.cause, notice.reason, window)
     return None
 
 

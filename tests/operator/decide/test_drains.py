@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from world import World
 
 from resumable_operator.decide.actions import CreateWorker, Plan, SendRequest
+from resumable_operator.decide.observation import Disruption
+from resumable_operator.decide.plan import decide
 from resumable_operator.model import BudgetStatus
 from resumable_training.contract.assignment import REQUEST_DRAIN
 
@@ -61,6 +64,26 @@ def test_sigterm_without_a_notice_is_a_preemption() -> None:
     assert status.last_interruption is not None
     assert status.last_interruption.cause == "preempted"
     assert {member.worker for member in status.attempt.members} == {"train-0-1", "train-1-2", "train-2-1"}
+
+
+@pytest.mark.parametrize(
+    ("told", "cause"),
+    [
+        ({"disruption": Disruption("evicted", "EvictionByEvictionAPI", 1030.0)}, "evicted"),
+        ({"disruption": Disruption("preempted", "PreemptionByScheduler", 1030.0)}, "preempted"),
+        ({"deleting": True}, "evicted"),
+        ({}, "preempted"),
+    ],
+)
+def test_sigterm_is_explained_later(told: dict[str, Any], cause: str) -> None:
+    """The agent's word of its SIGTERM may come before the API's of who ends the pod; that gives the cause."""
+    world = running()
+    world.sigterm("train-1-1")
+    assert world.step().status.attempt.drain_cause == "preempted"
+    seen = world.observation()
+    workers = tuple(replace(item, **told) if item.name == "train-1-1" else item for item in seen.workers)
+    plan = decide(replace(seen, workers=workers), world.now)
+    assert (plan.status.attempt.state, plan.status.attempt.drain_cause) == ("draining", cause)
 
 
 def test_deleted_jobs_drain_and_get_nothing_new() -> None:

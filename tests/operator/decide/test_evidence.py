@@ -45,6 +45,7 @@ def node(**changes: object) -> Callable[[Observation], Observation]:
 
 
 NOTICE = Disruption("preempted", "TerminationTarget")
+EVICTION = Disruption("evicted", "EvictionByEvictionAPI", 1030.0)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,7 @@ NOTICE = Disruption("preempted", "TerminationTarget")
         pytest.param(worker(phase="failed", reason="Evicted"), "evicted", id="evicted"),
         pytest.param(worker(phase="succeeded", exit_code=0), "preempted", id="its agent left: not a success"),
         pytest.param(worker(phase="failed", exit_code=137, deleting=True), "evicted", id="force-deleted"),
+        pytest.param(worker(phase="failed", exit_code=143, deleting=True), "evicted", id="deleted"),
         pytest.param(worker(phase="failed", exit_code=3), "unknown", id="the agent itself failed"),
         pytest.param(node(exists=False), "node_lost", id="node deleted"),
         pytest.param(node(out_of_service=True), "node_lost", id="node out of service"),
@@ -116,18 +118,19 @@ def test_drain_on_cordon() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "cause"),
     [
-        pytest.param(worker(disruption=Disruption("preempted", "PreemptionNotice", 1030.0)), id="notice"),
-        pytest.param(worker(deleting=True), id="being deleted, agent alive"),
-        pytest.param(node(notice_deadline=1030.0), id="spot taint"),
+        pytest.param(worker(disruption=NOTICE), "preempted", id="notice"),
+        pytest.param(worker(disruption=EVICTION), "evicted", id="eviction"),
+        pytest.param(worker(deleting=True), "evicted", id="being deleted, agent alive"),
+        pytest.param(node(notice_deadline=1030.0), "preempted", id="spot taint"),
     ],
 )
-def test_notices_drain(change: Callable[[Observation], Observation]) -> None:
-    """A worker that will be gone but still trains: drain now, cause preempted."""
+def test_notices_drain(change: Callable[[Observation], Observation], cause: str) -> None:
+    """A worker that will be gone but still trains: drain now, with the cause that the notice has."""
     plan = see(running(), change)
     assert plan.status.attempt.state == "draining"
-    assert plan.status.attempt.drain_cause == "preempted"
+    assert plan.status.attempt.drain_cause == cause
     assert plan.status.attempt.evidence == ()
 
 
