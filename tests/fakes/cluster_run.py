@@ -185,6 +185,10 @@ class ClusterRun:
         node: str = self.pods()[worker]["spec"]["nodeName"]
         return node
 
+    def life(self, worker: str) -> tuple[str, int]:
+        """What stays the same while its container goes on: the pod's uid, and the agent's pid."""
+        return self.uids()[worker], self.agent(worker)
+
     def pod_path(self, worker: str) -> str:
         return path("v1", "pods", self.namespace, worker)
 
@@ -193,8 +197,9 @@ class ClusterRun:
         return self.nodes.pids(self.namespace, worker, "worker")[0]
 
     def ranks(self, worker: str) -> list[int]:
-        """Pids of its ranks on this machine: what the agent started."""
-        return self.nodes.pids(self.namespace, worker, "worker")[1:]
+        """Pids of its ranks on this machine."""
+        pids = self.nodes.pids(self.namespace, worker, "worker")
+        return [pid for pid in pids if b"\0RANK=" in Path(f"/proc/{pid}/environ").read_bytes()]
 
     @property
     def volume(self) -> Path:
@@ -245,6 +250,18 @@ class ClusterRun:
                 and size in (None, status.size)
             ),
             f"step {step} of attempt {attempt} at size {size}",
+        )
+
+    def until_goes_on(self, attempt: int, size: int | None = None) -> JobStatus:
+        """Until that attempt (or a later one) has done a step."""
+        return self.until(
+            lambda status: (
+                status.attempt.number >= attempt
+                and status.attempt.state == "running"
+                and status.attempt.first_step_at is not None
+                and size in (None, status.size)
+            ),
+            f"the first step of attempt {attempt} at size {size}",
         )
 
     def until_phase(self, phase: str) -> JobStatus:
