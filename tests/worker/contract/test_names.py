@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resumable_training.contract import env, events, exitcodes, labels, manifest, rankwire
+from resumable_training.contract import env, events, exitcodes, labels, manifest, output, rankwire
 from resumable_training.contract.progress import PHASES
 
 
@@ -89,3 +89,15 @@ def test_environment_names_are_ours_and_distinct() -> None:
     assert len(set(names)) == len(names)
     assert all(name.startswith("RESUMABLE_") for name in names)
     assert len(set(PHASES)) == len(PHASES)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6), st.binary())
+def test_lines_of_output_round_trip(attempt: int, rank: int, text: bytes) -> None:
+    """Whatever a rank prints, its line tells whose it is."""
+    assert output.parse_line(output.lead(attempt, rank).encode() + text) == (attempt, rank, text)
+
+
+@pytest.mark.parametrize("line", [b"", b"[agent] x", b"[attempt x rank 1] y", b" [attempt 1 rank 1] y"])
+def test_what_is_not_a_rank_s_line(line: bytes) -> None:
+    """Only the full lead counts."""
+    assert output.parse_line(line) is None

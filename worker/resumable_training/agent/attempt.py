@@ -31,6 +31,7 @@ from resumable_training.contract import env, events, exitcodes, rankwire
 from resumable_training.contract.assignment import Assignment, CheckpointConfig, Limits
 from resumable_training.contract.codec import to_plain
 from resumable_training.contract.events import RankExit
+from resumable_training.contract.output import lead
 from resumable_training.contract.progress import ProgressPage
 
 _OUTPUT_SECONDS = 1.0  # for the last lines, should the log's disk hang
@@ -140,8 +141,8 @@ class Attempt:
             page.close()
             raise
         self._context.guard.add(started.pid)
-        prefix = "[attempt %d rank %d] " % (assignment.attempt, number)
-        output = self._context.pump.add(started.output, prefix, log_path(spec, assignment.attempt, number))
+        front = lead(assignment.attempt, number)
+        output = self._context.pump.add(started.output, front, log_path(spec, assignment.attempt, number))
         self.ranks.append(Rank(number, started, page, page_path, stacks_path, output, time.monotonic()))
 
     def _not_started(self, number: int, why: str, code: int) -> None:

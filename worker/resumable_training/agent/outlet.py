@@ -11,6 +11,9 @@ import threading
 import time
 from typing import List
 
+from resumable_training.contract.output import AGENT_LEAD
+
+_LEAD = AGENT_LEAD.encode()
 LIMIT_BYTES = 4 * 1024 * 1024  # waiting to be written; what comes beyond it is dropped and counted
 
 
@@ -66,7 +69,7 @@ class Outlet:
             data = b"".join(self._waiting)
             self._waiting = []
             if self._dropped:
-                note = b"[agent] %d bytes of output dropped: nobody reads fast enough\n" % self._dropped
+                note = b"%s%d bytes of output dropped: nobody reads fast enough\n" % (_LEAD, self._dropped)
                 self._dropped = 0
                 self._bytes += len(note)
                 data += note
