@@ -18,7 +18,7 @@ import click
 from resumable_operator.cli.cluster_errors import NoSuchJob
 from resumable_operator.cli.cluster_session import Session
 from resumable_operator.cli.exitcodes import UsageProblem
-from resumable_operator.cli.lines import AGENT, Cursor, Line, Splitter, is_over, listed, parse, prefix
+from resumable_operator.cli.lines import Cursor, Splitter, is_over, listed, prefix
 from resumable_operator.cli.source import Wanted
 from resumable_operator.cluster.kube_api import PODS
 from resumable_operator.cluster.kube_errors import Call, NotFound, Raw
@@ -28,7 +28,9 @@ from resumable_operator.decide.observation import Job
 from resumable_operator.errors import ClusterRefused, ResumableError, RetryableError
 from resumable_operator.times import rfc3339
 from resumable_training.contract.labels import worker_name
+from resumable_training.contract.output import AGENT_LEAD, parse_line
 
+_AGENT = AGENT_LEAD.encode()
 POLL_SECONDS = 2.0  # how often new pods are looked for
 SKEW_SECONDS = 300.0  # by which the clocks of a node and of the operator may differ
 
@@ -242,23 +244,21 @@ class PodLogs:
         yield [text for line in splitter.rest() if (text := tail.cursor.take(line)) is not None]
 
     def _write(self, tail: Tail, lines: list[bytes]) -> None:
-        for raw in lines:
-            line = parse(raw)
-            if line is None:
-                if raw.startswith(AGENT):
-                    _say(f"{tail.pod}: {raw.removeprefix(AGENT).decode(errors='replace')}")
-                continue
-            self._seen.setdefault(line.attempt, set()).add(line.rank)
-            if self._is_wanted(line):
-                self._shown += 1
-                lead = prefix(line.attempt, line.rank) if self._wanted.rank is None else b""
-                self._output.write(lead + line.text + b"\n")
+        for line in lines:
+            led = parse_line(line)
+            if led is not None:
+                self._take(*led)
+            elif line.startswith(_AGENT):
+                _say(f"{tail.pod}: {line.removeprefix(_AGENT).decode(errors='replace')}")
         self._output.flush()
 
-    def _is_wanted(self, line: Line) -> bool:
-        if self._wanted.rank not in (None, line.rank):
-            return False
-        return line.attempt == self._attempt or (self._later and line.attempt > self._attempt)
+    def _take(self, attempt: int, rank: int, text: bytes) -> None:
+        self._seen.setdefault(attempt, set()).add(rank)
+        of_rank = self._wanted.rank in (None, rank)
+        if of_rank and (attempt == self._attempt or (self._later and attempt > self._attempt)):
+            self._shown += 1
+            front = prefix(attempt, rank) if self._wanted.rank is None else b""
+            self._output.write(front + text + b"\n")
 
 
 def _say(text: str) -> None:

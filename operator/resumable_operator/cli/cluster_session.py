@@ -51,7 +51,11 @@ class Session:
         config = find_config(self._place.kubeconfig, os.environ, Path.home())
         default = _pod_namespace() if config is None else _context_namespace(config, self._place.context)
         self.namespace = self._place.namespace or default or "default"
-        self.run(self._login(config))
+        try:
+            self.run(self._login(config))
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

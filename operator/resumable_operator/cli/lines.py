@@ -2,29 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from resumable_operator.model import JobStatus
-
-AGENT = b"[agent] "  # leads what an agent says in between, such as that output was dropped
-_LED = re.compile(rb"\[attempt (\d+) rank (\d+)\] (.*)", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line that a rank printed, without its end."""
-
-    attempt: int
-    rank: int
-    text: bytes
-
-
-def parse(line: bytes) -> Line | None:
-    """A line of a pod's log, as the agent writes it; None: it is the agent's own."""
-    match = _LED.fullmatch(line)
-    return Line(int(match[1]), int(match[2]), match[3]) if match else None
 
 
 def prefix(attempt: int, rank: int) -> bytes:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.text import Text
 
@@ -39,7 +40,6 @@ from resumable_operator.decide.observation import Job
 from resumable_operator.errors import ClusterRefused, FatalError, ResumableError, RetryableError
 from resumable_training.checkpoint.listing import CheckpointInfo
 from resumable_training.checkpoint.verify import Verdict
-from resumable_training.contract.codec import ContractError, from_plain
 from resumable_training.contract.labels import LABEL_MANAGED_BY, MANAGED_BY
 
 T = TypeVar("T")
@@ -275,8 +275,8 @@ def _json_list(text: str) -> list[dict[str, Any]] | None:
 def _as(kind: type[T], plain: dict[str, Any]) -> T:
     """One of our dataclasses, of whichever version the reader was."""
     try:
-        return from_plain(kind, plain)
-    except ContractError as error:
+        return TypeAdapter(kind).validate_python(plain)
+    except ValidationError as error:
         raise FatalError(f"the reader's answer is not understood: {error}; its image is too old") from error
 
 

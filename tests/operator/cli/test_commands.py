@@ -70,9 +70,7 @@ def _parameters(command: click.Command) -> list[str]:
 
 def test_the_commands_are_frozen() -> None:
     """A command that appears, vanishes or is renamed is a change of the interface."""
-    assert list(COMMANDS) == [
-        *("run", "list", "status", "logs", "report", "checkpoints", "fault", "demo")
-    ]
+    assert list(COMMANDS) == [*("run", "list", "status", "logs", "report", "checkpoints", "fault", "demo")]
 
 
 def test_arguments_and_options_are_frozen() -> None:
