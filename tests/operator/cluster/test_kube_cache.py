@@ -390,8 +390,8 @@ def test_any_order_then_a_list(history: Any, data: st.DataObject) -> None:
         entry = cache.pod("team", obj["metadata"]["name"])
         if entry is not None:
             assert entry.uid not in dead
-            assert entry.version >= versions.get(entry.worker.name, 0)
-            versions[entry.worker.name] = entry.version
+            assert entry.version >= versions.get(entry.uid, 0)
+            versions[entry.uid] = entry.version
     cache.replace("pod", truth, str(version))
     late = data.draw(st.lists(st.sampled_from(events), max_size=5))
     for kind, obj in late:
