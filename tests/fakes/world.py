@@ -144,7 +144,8 @@ class World:
             TimedEvent(agent.name, at, event)
             for agent in agents
             for at, event in list(zip(agent.times, agent.log, strict=True))[: agent.shown]
-            if agent.last_heard is not None and (duplicates or event.seq > cursors.get(event.boot_id, 0))
+            if agent.last_heard is not None and agent.name not in self.distrust
+            if duplicates or event.seq > cursors.get(event.boot_id, 0)
         ]
         return Observation(
             job=self.job,
