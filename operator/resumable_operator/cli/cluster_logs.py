@@ -127,18 +127,17 @@ class PodLogs:
             return RetryableError(f"the output of {len(unread)} of {len(self._tails)} pods can't be read")
         if not self._tails:
             return UsageProblem(f"job {job.name} has no pods: {job.status.reason or job.status.phase}")
-        ranks = self._seen.get(self._attempt)
-        if ranks and self._wanted.rank is not None:
+        wanted, ranks = self._wanted, self._seen.get(self._attempt)
+        if ranks:
             return UsageProblem(
-                f"rank {self._wanted.rank} printed nothing in attempt {self._attempt};"
+                f"rank {wanted.rank} printed nothing in attempt {self._attempt};"
                 f" there is output of ranks {listed(sorted(ranks))}"
             )
-        what = f"attempt {self._wanted.attempt}" if self._wanted.attempt else "no rank"
-        if self._wanted.attempt and self._seen:
-            return UsageProblem(f"{what} left no output; there is that of {listed(sorted(self._seen))}")
-        if self._wanted.rank is not None:
-            what = f"rank {self._wanted.rank}"
-        return UsageProblem(f"job {job.name} has no output: {what} has printed anything yet")
+        if wanted.attempt is not None and self._seen:
+            return UsageProblem(
+                f"attempt {wanted.attempt} left no output; there is that of {listed(sorted(self._seen))}"
+            )
+        return UsageProblem(f"job {job.name} has no output: no rank has printed anything yet")
 
     # ---- what comes ------------------------------------------------------------------------------------
 

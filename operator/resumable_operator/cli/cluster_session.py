@@ -8,6 +8,8 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import yaml
+
 from resumable_operator.cli.cluster_errors import NO_KIND, NoSuchJob, explained, no_such_job
 from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.place import Place
@@ -162,8 +164,9 @@ def _context_namespace(config: Path, wanted: str | None) -> str:
 
     try:
         contexts, current = list_kube_config_contexts(str(config))  # type: ignore[no-untyped-call]
-    except (ConfigException, OSError, ValueError, TypeError) as error:
-        raise UsageProblem(f"kubeconfig {config} can't be used: {error}") from error
+    except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError) as error:
+        why = " ".join(str(error).split())
+        raise UsageProblem(f"kubeconfig {config} can't be used: {why}") from error
     by_name = {str(each["name"]): each for each in contexts}
     if wanted is not None and wanted not in by_name:
         raise UsageProblem(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import secrets
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -43,6 +44,7 @@ from resumable_training.checkpoint.verify import Verdict
 from resumable_training.contract.labels import LABEL_MANAGED_BY, MANAGED_BY
 
 T = TypeVar("T")
+_LIST = re.compile(r"^\[\]?$", re.MULTILINE)
 POLL_SECONDS = 0.5
 START_SECONDS = 300.0  # until it must have begun to read
 EVENTS_AFTER_SECONDS = 5.0  # of waiting without a reason
@@ -264,12 +266,14 @@ def parsed(output: Output, title: str) -> list[dict[str, Any]]:
 
 def _json_list(text: str) -> list[dict[str, Any]] | None:
     """The first list of objects that begins on a line of its own: a log has standard error in it, too."""
-    begin = 0 if text.startswith("[") else text.find("\n[") + 1
-    try:
-        found, _ = json.JSONDecoder().raw_decode(text[begin:])
-    except ValueError:
-        return None
-    return found if isinstance(found, list) and all(isinstance(item, dict) for item in found) else None
+    for line in _LIST.finditer(text):
+        try:
+            found, _ = json.JSONDecoder().raw_decode(text[line.start() :])
+        except ValueError:
+            continue
+        if all(isinstance(item, dict) for item in found):
+            return list(found)
+    return None
 
 
 def _as(kind: type[T], plain: dict[str, Any]) -> T:
