@@ -10,7 +10,7 @@ from resumable_operator.decide.conditions import set_condition
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.observation import Worker
 from resumable_operator.decide.requests import send_shutdown
-from resumable_operator.decide.views import ended, heard_state
+from resumable_operator.decide.views import ended, heard_state, known_state
 
 _CONDITION_REASON = {"user": "UserError", "budget": "BudgetSpent", "deadline": "DeadlineExceeded"}
 SHUTDOWN_SECONDS = 10.0  # agents may take this long to end by themselves, and pods to go
@@ -69,9 +69,10 @@ def _clean(draft: Draft, worker: Worker, late_at: float) -> None:
         if draft.now >= asked_at + SHUTDOWN_SECONDS:
             draft.act(DeleteWorker(worker.name, 0.0, "the job has ended and it does not go"))
         draft.wake(asked_at + SHUTDOWN_SECONDS)
-    elif draft.now >= late_at or heard_state(draft, worker.name) is None:
+    elif draft.now >= late_at or known_state(draft, worker.name) is None:
         grace = DELETE_SECONDS if worker.phase == "running" else 0.0
         draft.act(DeleteWorker(worker.name, grace, "the job has ended"))
-    else:
-        send_shutdown(draft, worker.name, "the job has ended")
+    else:  # one that isn't heard any more is most likely about to be seen as ended: its log is to stay
+        if heard_state(draft, worker.name) is not None:
+            send_shutdown(draft, worker.name, "the job has ended")
         draft.wake(late_at)
