@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,16 @@ from bed.control_plane import ControlPlane
 from bed.nodes import Nodes
 
 Undisturbed = Callable[..., dict[str, Any]]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test on the cluster shows its job, its pods, and what the operator said."""
+    report = yield
+    run = getattr(item, "funcargs", {}).get("cluster_run")
+    if run is not None and report.when == "call" and report.failed:
+        report.sections.append(("the job on the cluster", run.text()))
+    return report
 
 
 @pytest.fixture

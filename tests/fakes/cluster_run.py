@@ -1,7 +1,7 @@
 """Runs jobs on the bed's cluster: the operator as a process with its own rights, and what a job looks like.
 
-Every wait is for a condition and bounded; a failed one shows the job, its pods, and what the operator said
-last. Used by the end-to-end tests on Kubernetes through the fixtures of tests/e2e/conftest.py.
+Every wait is for a condition and bounded. Used by the end-to-end tests on Kubernetes through the fixtures of
+tests/e2e/conftest.py, which shows ``text`` when a test fails.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+import moments
 from local_run import FAKE_RANK, carriers
+from moments import Wish
 from operator_process import OperatorProcess, grant, revoke
 
 from bed.api import ApiError, path
@@ -136,6 +138,23 @@ class ClusterRun:
         self.container["args"] = ["--steps", str(steps), "--checkpoint-every", str(checkpoint_every), *fake]
         return self
 
+    def wish(self, *wishes: Wish) -> None:
+        """What its ranks do to themselves."""
+        self.wait(self._has_volume, "the volume")
+        (self.volume / "moments").mkdir()
+        (self.volume / "moments").chmod(0o777)
+        values = {moments.WISHES: moments.text_of(*wishes), moments.DIRECTORY: f"{MOUNT}/moments"}
+        self.container["env"] += [{"name": name, "value": value} for name, value in values.items()]
+
+    def hold(self, attempt: int, ranks: int, action: str = moments.DRAIN) -> list[Wish]:
+        """Wishes: all ranks wait in that attempt's first evaluation until they are to drain, or for ever."""
+        return [Wish(moments.EVALUATION, attempt, rank, action) for rank in range(ranks)]
+
+    def await_moments(self, *wishes: Wish) -> None:
+        """Until the ranks are there and wait."""
+        notes = [wish.note(self.volume / "moments") for wish in wishes]
+        self.wait(lambda: all(note.exists() for note in notes), f"{wishes}")
+
     def create(self, **workers: Any) -> Self:
         """Apply it; ``workers`` are fields of spec.workers."""
         self.spec["workers"] |= workers
@@ -201,6 +220,10 @@ class ClusterRun:
         pids = self.nodes.pids(self.namespace, worker, "worker")
         return [pid for pid in pids if b"\0RANK=" in Path(f"/proc/{pid}/environ").read_bytes()]
 
+    def _has_volume(self) -> bool:
+        claim = self.api.get(path("v1", "persistentvolumeclaims", self.namespace, CLAIM))
+        return bool(claim["spec"].get("volumeName"))
+
     @property
     def volume(self) -> Path:
         """The claim's directory on this machine."""
@@ -220,10 +243,7 @@ class ClusterRun:
 
     def wait(self, condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
         """Until it holds."""
-        try:
-            wait_until(condition, seconds, what, interval=0.1)
-        except TimeoutError as error:
-            raise AssertionError(f"{error}\n{self.text()}") from error
+        wait_until(condition, seconds, what, interval=0.1)
 
     def until(self, condition: Callable[[JobStatus], bool], what: str) -> JobStatus:
         """Until its status fulfils ``condition``; that status."""
@@ -232,13 +252,12 @@ class ClusterRun:
         def fulfilled() -> bool:
             found[:] = [self.status()]
             ended = found[0].phase in ("Succeeded", "Failed")
-            return condition(found[0]) or (ended and self._give_up(what))
+            done = condition(found[0])
+            assert done or not ended, f"the job ended before {what}"
+            return done
 
         self.wait(fulfilled, what)
         return found[0]
-
-    def _give_up(self, what: str) -> bool:
-        raise AssertionError(f"the job ended before {what}\n{self.text()}")
 
     def until_step(self, step: int, attempt: int = 1, size: int | None = None) -> JobStatus:
         """Until that attempt (or a later one) trains beyond ``step``."""
@@ -307,7 +326,7 @@ class ClusterRun:
         """As ``finish``, and no sample was lost or doubled."""
         status = self.finish()
         verdict = self.audit()
-        assert verdict.ok, f"{verdict}\n{self.text()}"
+        assert verdict.ok, verdict
         assert (self.result()["step"], self.result()["extras"]) == (self.steps, {"steps": self.steps})
         return status
 

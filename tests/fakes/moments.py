@@ -57,7 +57,12 @@ class Wish:
 def environment_for(directory: Path, *wishes: Wish) -> dict[str, str]:
     """Variables that make ranks fulfil ``wishes``; notes go to ``directory``."""
     directory.mkdir(exist_ok=True)
-    return {WISHES: json.dumps([asdict(wish) for wish in wishes]), DIRECTORY: str(directory)}
+    return {WISHES: text_of(*wishes), DIRECTORY: str(directory)}
+
+
+def text_of(*wishes: Wish) -> str:
+    """The value of ``WISHES``."""
+    return json.dumps([asdict(wish) for wish in wishes])
 
 
 def let_go(directory: Path, wish: Wish) -> None:
