@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from checkpoint_store import Store, flip_a_bit
 from click.testing import CliRunner, Result
+from cluster_run import ClusterRun
 from job_objects import IMAGE, job_body, worker_pod
 
 from bed.api import Api, path
@@ -500,4 +501,31 @@ def test_the_rights_that_the_document_names_are_enough(team: Team, pods: PodWatc
     ):
         result = looker.rtj(*command)
         assert result.exit_code == 0, (command, result.output)
+    team.await_no_reader()
+
+
+# ---- a job that an operator runs -----------------------------------------------------------------------
+
+
+def test_of_a_job_that_really_trained(cluster_run: ClusterRun) -> None:
+    """What operator, agents and library leave behind is what `rtj` reads."""
+    run = cluster_run.training(40).create()
+    run.finish_exact()
+    team = Team(run.plane, run.namespace)
+    page = team.rtj("status", run.name).output
+    assert "train  Succeeded" in page
+    assert "2 pods: 2 succeeded" in page
+    assert "ranks 1" in page
+    assert "no operator" not in page
+    line = "resumable_training: no checkpoint yet: starting at step 0\n"
+    assert team.rtj("logs", run.name).output == f"[1:0] {line}"
+    assert team.rtj("logs", run.name, "--rank", "0").output == line
+    report = json.loads(team.rtj("report", run.name, "--json").output)
+    assert report["step"] == 40
+    assert report["checkpoints"]["blockingSeconds"] > 0
+    found = json.loads(team.rtj("checkpoints", "list", run.name, "--json").stdout)
+    assert found[0]["step"] == 40
+    verified = team.rtj("checkpoints", "verify", run.name)
+    assert verified.exit_code == 0, verified.output
+    assert len(verified.stdout.splitlines()) == len(found)
     team.await_no_reader()
