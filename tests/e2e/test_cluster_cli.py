@@ -403,6 +403,19 @@ def test_an_image_that_is_nowhere(team: Team, nodes: Nodes) -> None:
     team.await_no_reader()
 
 
+def test_a_reader_that_hangs_is_ended(team: Team, nodes: Nodes) -> None:
+    """A store that never answers (here: a pipe that nobody writes) costs no more than the time limit."""
+    store = filled(team.claim())
+    manifest = store.root / checkpoint_name(25, 2) / "manifest.json"
+    manifest.unlink()
+    os.mkfifo(manifest)
+    team.submit(status())
+    result = team.rtj("checkpoints", "list", "train", "--image", IMAGE, "--time-limit", "4")
+    assert result.exit_code == 6
+    assert "was ended after 4 s; allow more by --time-limit" in result.output
+    team.await_no_reader()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_reader_is_deleted(team: Team, nodes: Nodes, number: signal.Signals) -> None:
     """While it waits the reason is shown; Ctrl-C takes the pod along."""
