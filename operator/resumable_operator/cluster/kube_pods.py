@@ -48,6 +48,7 @@ REASON_CAUSES: Mapping[str, Cause] = {
     "Shutdown": "preempted",
     "NodeLost": "node_lost",
 }
+_NOBODY_SAW = ("ContainerStatusUnknown", "Unknown")  # how it ended: its machine was gone or began anew
 _STARTING = ("ContainerCreating", "PodInitializing", "")
 _NAME = re.compile(r"-(\d+)-(\d+)$")
 
@@ -200,7 +201,7 @@ def _phase(status: Mapping[str, Any], state: Mapping[str, Any]) -> WorkerPhase:
 
 def _exit_code(state: Mapping[str, Any]) -> int | None:
     ended = state.get("terminated")
-    if not ended or ended.get("reason") == "ContainerStatusUnknown":  # its code 137 is made up
+    if not ended or ended.get("reason") in _NOBODY_SAW:  # their codes, 137 and 255, are made up
         return None
     signal = ended.get("signal")
     return -int(signal) if signal else int(ended.get("exitCode") or 0)

@@ -81,6 +81,7 @@ def test_phase(change: dict[str, Any], phase: str) -> None:
             "ContainerStatusUnknown",
             "",
         ),
+        ({"state": ended(255, "Unknown"), "phase": "Failed"}, None, "Unknown", ""),
         (
             {
                 "phase": "Failed",
