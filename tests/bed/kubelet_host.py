@@ -42,6 +42,7 @@ class Host:
         self.environment = _environment(config["url"])
         self.backoff_seconds = (config["backoff_seconds"], config["longest_backoff_seconds"])
         self.kubelets: dict[str, Kubelet] = {}
+        self._removed: set[str] = set()
         self._addresses = Addresses()
         self.address_for = self._addresses.for_pod
         self._server = KubeletServer(config["serving_cert"], config["serving_key"])
@@ -75,6 +76,7 @@ class Host:
             raise ValueError(f"there is a node {node.name} already")
         kubelet = Kubelet(self, node, self._addresses.for_node())
         self.kubelets[node.name] = kubelet
+        self._removed.discard(node.name)
         await self._server.serve(kubelet)
         await kubelet.register()
         await self._until_schedulable(node.name)
@@ -99,12 +101,16 @@ class Host:
         await self._kubelet(name).reboot(seconds)
 
     async def remove(self, name: str) -> None:
+        """Once; what has been removed stays so."""
+        if name in self._removed:
+            return
         if death := self._deaths.pop(name, None):
             death.cancel()
         kubelet = self._kubelet(name)
         await kubelet.remove()
         await self._server.close(kubelet)
         del self.kubelets[name]
+        self._removed.add(name)
 
     async def spot_notice(self, name: str, provider: str, seconds: float | None) -> None:
         """Taint the node as `provider` would, and power it off after `seconds`, its usual time if None."""
