@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from bed import control_plane as planes
+from bed import s3 as object_storage
 from bed.api import Api, ApiError, path
 from bed.binaries import build, missing
 from bed.control_plane import ControlPlane
@@ -25,7 +26,12 @@ from bed.toolchain import BuildFailed
 from resumable_operator.crd import crd
 
 # Fixture -> programs that it needs.
-PROGRAMS = {"control_plane": planes.PROGRAMS, "own_plane": planes.PROGRAMS, "helm": ("helm",)}
+PROGRAMS = {
+    "control_plane": planes.PROGRAMS,
+    "own_plane": planes.PROGRAMS,
+    "helm": ("helm",),
+    "s3": object_storage.PROGRAMS,
+}
 NAMESPACE_SECONDS = 60.0
 
 OWN = "bed.example/own"
@@ -76,6 +82,21 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
     """A running control plane with no nodes, shared by all tests: leave nothing cluster-wide behind."""
     with ControlPlane.start(tmp_path_factory.mktemp("bed")) as plane:
         yield plane
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object_storage.S3Server]:
+    """A running S3 server, shared by all tests: each works below a prefix of its own (`s3_url`)."""
+    with object_storage.S3Server.start(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def s3_url(s3: object_storage.S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A fresh prefix on the server; the environment has what a client needs to get there."""
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{s3.bucket}/t-{secrets.token_hex(4)}"
 
 
 @pytest.fixture(scope="session")

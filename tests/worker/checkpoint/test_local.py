@@ -102,53 +102,10 @@ def test_put_replaces_at_once(store: LocalStore) -> None:
     assert [entry.name for entry in store.entries()] == ["a"]
 
 
-def test_reads_and_sizes(store: LocalStore) -> None:
-    """Ranges, sizes and absent names."""
-    store.create("a", b"0123456789")
-    assert store.read("a", 2, 3) == b"234"
-    assert store.read("a", 8, 100) == b"89"
-    assert store.size("a") == 10
-    assert store.size("b") is None
-    assert store.entries("nowhere") == []
-    with pytest.raises(StoreNotFound):
-        store.read("b")
-    with pytest.raises(StoreNotFound), store.open_read("b"):
-        pass
-
-
 def test_temporary_files_are_not_listed(store: LocalStore) -> None:
     """What a killed writer left is no content."""
     (store.root / ".tmp-1234").write_bytes(b"half")
     assert store.entries() == []
-
-
-def test_deleting_twice_is_harmless(store: LocalStore) -> None:
-    """Names that are gone already are no error."""
-    store.make_directory("d")
-    store.create("d/a", b"x")
-    store.delete("d/a")
-    store.delete("d/a")
-    store.delete_tree("d")
-    store.delete_tree("d")
-    store.delete("d/a")
-    assert store.entries() == []
-
-
-def test_a_directory_is_claimed_once(store: LocalStore) -> None:
-    """The second claim is refused."""
-    store.make_directory("d")
-    with pytest.raises(StoreExists):
-        store.make_directory("d")
-
-
-def test_a_shard_is_never_overwritten(store: LocalStore) -> None:
-    """Streams are create-only too."""
-    store.make_directory("d")
-    with store.open_write("d/s") as stream:
-        stream.write(b"one")
-    with pytest.raises(StoreExists), store.open_write("d/s"):
-        pass
-    assert store.read("d/s") == b"one"
 
 
 def test_a_missing_root_is_never_made(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -24,7 +23,6 @@ from resumable_training.checkpoint.errors import (
 )
 from resumable_training.checkpoint.listing import Survey, survey
 from resumable_training.checkpoint.load import Loaded, Loader, Source, verify_together
-from resumable_training.checkpoint.local import LocalStore
 from resumable_training.checkpoint.preflight import preflight
 from resumable_training.checkpoint.ranks import Ranks
 from resumable_training.checkpoint.reports import Fallback, RestoreReport, SaveReport
@@ -37,6 +35,8 @@ from resumable_training.checkpoint.state import (
     check_schedules,
     require_tracked,
 )
+from resumable_training.checkpoint.store import Store
+from resumable_training.checkpoint.stores import open_checkpoint, open_store
 from resumable_training.checkpoint.verify import DAMAGED, OK, Inspection
 from resumable_training.contract.assignment import CheckpointConfig
 from resumable_training.contract.manifest import (
@@ -77,22 +77,17 @@ class CheckpointEngine:
         number than the newest record's is not an attempt from the past.
 
         Raises:
-            StoreMisconfigured: no directory is configured, or what is there is a URL.
+            StoreMisconfigured: neither directory nor object storage is configured, or of no known kind.
         """
         if not config.directory:
             raise StoreMisconfigured("no checkpoint directory is configured")
-        if "://" in config.directory:  # as a path it would be a directory that goes with the container
-            raise StoreMisconfigured(
-                f"{config.directory} is object storage, which the library cannot save to yet: "
-                "give it a directory that all ranks share, such as a ReadWriteMany volume"
-            )
         self.config = config
         self._job, self._job_uid, self._attempt = job, job_uid, attempt
         self._ranks = Ranks(group, rank, world_size)
         self._counted = counted
         self._warn = warn
         self._retry_seconds = tuple(retry_seconds)
-        self._store = LocalStore(config.directory)
+        self._store = open_store(config.directory)
         self._identity: StoreIdentity | None = None
         self._record: Record | None = None
         self._known_records: dict[int, Record] = {}
@@ -101,7 +96,7 @@ class CheckpointEngine:
         self._committed: SaveReport | None = None
 
     @property
-    def store(self) -> LocalStore:
+    def store(self) -> Store:
         return self._store
 
     @property
@@ -154,7 +149,7 @@ class CheckpointEngine:
         self._pin(source, hold=True)
         seen = verify_together(source, self._ranks)
         self._judge(choice, seen, fallback)
-        loaded = Loader(source, seen.marker, state, self._ranks, self._warn).load()
+        loaded = Loader(source, seen, state, self._ranks, self._warn).load()
         for disagreement in check_schedules(state):
             self._say(f"{source.label}: {disagreement}")
         record = self._append_record(
@@ -189,13 +184,13 @@ class CheckpointEngine:
         return seen
 
     def _source(self, choice: Choice) -> Source:
-        """In this store by name; anything else is the path of a DCP directory."""
+        """In this store by name; anything else is the path or the URL of a DCP directory."""
         if parse_checkpoint_name(choice.name):
             return Source(self._store, choice.name, choice.name)
-        path = Path(choice.name).absolute()
-        if path.parent == self._store.root and parse_checkpoint_name(path.name):
-            return Source(self._store, path.name, path.name)
-        return Source(LocalStore(path.parent), path.name, str(path), foreign=True)
+        store, name = open_checkpoint(choice.name)
+        if store.location == self._store.location and parse_checkpoint_name(name):
+            return Source(self._store, name, name)
+        return Source(store, name, f"{store.location}/{name}", foreign=True)
 
     def _judge(self, choice: Choice, seen: Inspection, fallback: list[Fallback]) -> None:
         """Go on with a good checkpoint; choose again after a damaged one; give up on a wanted one."""

@@ -4,6 +4,7 @@
 
     CheckpointError
     +-- StorageUnavailable      cannot tell now: the attempt ends as infrastructure and is tried again
+    |   +-- StorageRefused      and it won't get better until somebody mends credentials, rights or address
     +-- Superseded              a newer attempt owns the store: stop training, write nothing
     +-- PeerFailed              another rank raised: its own error is the cause, this one only follows
     +-- CheckpointUserError     the job's own input is wrong: trying again would change nothing
@@ -29,6 +30,10 @@ class CheckpointError(Exception):
 
 class StorageUnavailable(CheckpointError):
     """The store can't be read or written now; nothing is proven about its content."""
+
+
+class StorageRefused(StorageUnavailable):
+    """The store refuses us (credentials, rights, no such bucket); the text has the fix."""
 
 
 class Superseded(CheckpointError):
@@ -82,6 +87,7 @@ BY_NAME: dict[str, type[CheckpointError]] = {
     for kind in (
         CheckpointError,
         StorageUnavailable,
+        StorageRefused,
         Superseded,
         PeerFailed,
         CheckpointUserError,

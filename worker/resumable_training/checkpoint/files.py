@@ -13,23 +13,34 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+)
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from resumable_training.checkpoint.blocks import verified_stream
 from resumable_training.checkpoint.errors import CheckpointError, StorageUnavailable
 from resumable_training.checkpoint.store import Store
 from resumable_training.checkpoint.verify import BlockHasher
-from resumable_training.contract.manifest import MARKER_FILE, FileEntry
+from resumable_training.contract.manifest import MARKER_FILE, FileEntry, Manifest
 
 
 class StoreFiles(FileSystemBase):
     """The files of one checkpoint. Shards are streamed and hashed; the marker is kept for the commit."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, manifest: Manifest | None = None) -> None:
+        """``manifest``: for reading; what is read is compared with it."""
         self._store = store
+        self._manifest = manifest
+        self.expected_bytes = 0  # of a shard
         self.written: dict[str, FileEntry] = {}
-        self.failure: OSError | CheckpointError | None = None  # torch.save hides the cause of a failed write
+        self.failure: OSError | CheckpointError | None = None  # torch hides the cause of a failed access
         self.marker: bytes | None = None
         self._pending_marker: io.BytesIO | None = None
 
@@ -37,8 +48,8 @@ class StoreFiles(FileSystemBase):
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
         name = str(path)
         if mode == "rb":
-            with self._store.open_read(name) as stream:
-                yield cast(io.IOBase, stream)
+            with self._reading(name) as reader:
+                yield reader
         elif name.endswith(f"/{MARKER_FILE}.tmp"):
             self._pending_marker = io.BytesIO()
             yield self._pending_marker
@@ -47,9 +58,18 @@ class StoreFiles(FileSystemBase):
                 yield hashing
 
     @contextmanager
+    def _reading(self, name: str) -> Iterator[io.IOBase]:
+        entry = self._manifest.files.get(name.rpartition("/")[2]) if self._manifest else None
+        if self._manifest and entry:
+            yield _WatchedStream(verified_stream(self._store, name, entry, self._manifest.block_bytes), self)
+        else:
+            with self._store.open_read(name) as stream:
+                yield _WatchedStream(stream, self)
+
+    @contextmanager
     def _writing(self, name: str) -> Iterator[io.IOBase]:
         try:
-            with self._store.open_write(name) as stream:
+            with self._store.open_write(name, self.expected_bytes) as stream:
                 hashing = _HashingStream(stream, self)
                 yield hashing
             self.written[name.rpartition("/")[2]] = hashing.hasher.entry()
@@ -82,6 +102,33 @@ class StoreFiles(FileSystemBase):
         return True
 
 
+class _WatchedStream(io.RawIOBase):
+    """Remembers why a read failed."""
+
+    def __init__(self, stream: BinaryIO | io.RawIOBase, files: StoreFiles) -> None:
+        self._stream = cast(Any, stream)
+        self._files = files
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return int(self._stream.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._stream.tell())
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return int(self._stream.readinto(buffer))
+        except (OSError, CheckpointError) as error:
+            self._files.failure = self._files.failure or error
+            raise
+
+
 class _HashingStream(io.RawIOBase):
     """Hashes what passes through; DCP writes strictly forward."""
 
@@ -98,7 +145,7 @@ class _HashingStream(io.RawIOBase):
         view = memoryview(data).cast("B")
         try:
             self._stream.write(view)
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
             self._files.failure = self._files.failure or error
             raise
         self.hasher.update(view)
@@ -129,6 +176,7 @@ class StoreWriter(FileSystemWriter):
         return plan  # DCP would make the directory and look for an older checkpoint in it
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        self.files.expected_bytes = sum(_bytes_of(item) for item in plan.items)
         try:
             return super().write_data(plan, planner)
         except Exception as error:
@@ -139,6 +187,13 @@ class StoreWriter(FileSystemWriter):
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
+def _bytes_of(item: WriteItem) -> int:
+    """Of a tensor's part; what is no tensor is small."""
+    if item.tensor_data is None:
+        return 0
+    return item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
+
+
 def _describe(error: Exception) -> str:
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
@@ -146,11 +201,20 @@ def _describe(error: Exception) -> str:
 class StoreReader(FileSystemReader):
     """Reads one checkpoint, by a marker that was parsed with care."""
 
-    def __init__(self, store: Store, name: str, metadata: Metadata) -> None:
+    def __init__(self, store: Store, name: str, metadata: Metadata, manifest: Manifest | None) -> None:
         super().__init__(name)
-        self.fs = cast(Any, StoreFiles(store))
+        self.files = StoreFiles(store, manifest)
+        self.fs = cast(Any, self.files)
         self.path = cast(Any, name)
         self._metadata = metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        try:
+            return super().read_data(plan, planner)
+        except Exception as error:
+            if self.files.failure is None:
+                raise
+            raise StorageUnavailable(_describe(self.files.failure)) from error
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         return self._metadata

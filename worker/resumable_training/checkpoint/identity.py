@@ -64,7 +64,7 @@ def _refuse_to_create(store: Store, may_create: bool) -> None:
     if not may_create:
         raise StorageUnavailable(
             f"{store.location} has no {STORE_FILE}, and this job has saved a checkpoint before:"
-            " is the volume mounted? (A fresh start needs startFresh: true.)"
+            f" is this the same {store.advice.kind}, and mounted? (A fresh start needs startFresh: true.)"
         )
     if record_numbers(store):
         raise StorageUnavailable(f"{store.location} has records but no {STORE_FILE}: restore that file")
@@ -131,6 +131,5 @@ def prove_create_only(store: Store, name: str) -> None:
     except StoreExists:
         return
     raise StoreMisconfigured(
-        f"{store.location}: a file could be created twice under one name. This file system has no atomic"
-        " create-only write, so two attempts could not be told apart. Use NFS 4, or a block volume."
+        f"{store.location}: a file could be created twice under one name. {store.advice.create_only}"
     )

@@ -66,10 +66,10 @@ def verify_together(source: Source, ranks: Ranks) -> Inspection:
     A mismatch is proof only if every rank reads it: one bad machine must not orphan a checkpoint.
     """
     seen = ranks.first(lambda: _inspect(source))
-    if seen.verdict.outcome == DAMAGED and ranks.world_size > 1:
-        others = ranks.agree(lambda: _inspect(source).verdict)
-        if any(one.outcome != DAMAGED for one in others):
-            return Inspection(verify.cannot_tell(f"not every rank sees it: {seen.verdict.reason}"))
+    if seen.verdict.outcome == DAMAGED:
+        again = ranks.agree(lambda: _inspect(source).verdict)
+        if any(one.outcome != DAMAGED for one in again):
+            return Inspection(verify.cannot_tell(f"not every look at it shows this: {seen.verdict.reason}"))
     if seen.verdict.outcome != OK or seen.manifest is None:
         return seen
     share = verify.blocks_of(seen.manifest, ranks.rank, ranks.world_size)
@@ -92,9 +92,12 @@ def _compare(source: Source, manifest: Manifest, ranks: Ranks, blocks: list[Bloc
 class Loader:
     """Loads one verified checkpoint into the tracked state. All ranks call ``load``."""
 
-    def __init__(self, source: Source, marker: bytes, state: TrainingState, ranks: Ranks, warn: Warn) -> None:
+    def __init__(
+        self, source: Source, seen: Inspection, state: TrainingState, ranks: Ranks, warn: Warn
+    ) -> None:
         self._source = source
-        self._metadata: Metadata = load_real(marker)
+        self._manifest = seen.manifest
+        self._metadata: Metadata = load_real(seen.marker)
         self._state = state
         self._ranks = ranks
         self._warn = warn
@@ -113,7 +116,7 @@ class Loader:
         return Loaded(shared, self._own_values(first))
 
     def _read(self, template: dict[str, Any]) -> dict[str, Any]:
-        reader = StoreReader(self._source.store, self._source.name, self._metadata)
+        reader = StoreReader(self._source.store, self._source.name, self._metadata, self._manifest)
         group = self._ranks.group
         try:
             with single_process_is_fine():

@@ -25,7 +25,7 @@ from resumable_training.checkpoint.errors import (
     StoreExists,
     StoreNotFound,
 )
-from resumable_training.checkpoint.store import Entry
+from resumable_training.checkpoint.store import Advice, Entry
 
 TEMPORARY_PREFIX = ".tmp-"
 LOCAL_SECONDS = 1.0
@@ -57,6 +57,18 @@ class LocalStore:
     @visibility_seconds.setter
     def visibility_seconds(self, value: float) -> None:
         self._visibility_seconds = value
+
+    @property
+    def advice(self) -> Advice:
+        return Advice(
+            kind="directory",
+            writable="Make it writable for the user that trains, or set another directory.",
+            shared="Each node seems to have a directory of its own under that path. Use a volume that all of"
+            " them mount (a ReadWriteMany claim, NFS), at the same path. If it is shared over NFS, new files"
+            " show up too late: mount it with a short actimeo.",
+            create_only="This file system has no atomic create-only write, so two attempts could not be told"
+            " apart. Use NFS 4, or a block volume.",
+        )
 
     def prepare_root(self) -> None:
         """Make the root directory; called by preflight, and by nothing else."""
@@ -156,8 +168,8 @@ class LocalStore:
                 return
 
     @contextmanager
-    def open_write(self, name: str) -> Iterator[BinaryIO]:
-        """Waits for a directory that another machine has just made."""
+    def open_write(self, name: str, expected_bytes: int = 0) -> Iterator[BinaryIO]:
+        """Waits for a directory that another machine has just made. A file system needs no expectation."""
         path = self.path(name)
         with _wrapped(name):
             self._await_directory(path.parent)

@@ -1,4 +1,4 @@
-"""Prove before the first step that the directory can hold checkpoints: writable, shared, create-only.
+"""Prove before the first step that the store can hold checkpoints: writable, shared, create-only.
 
 A directory that every node has for itself looks fine until the first resume on other nodes. So each rank
 leaves a file and must see everybody's.
@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Collection
 
 from resumable_training.checkpoint.errors import (
+    StorageRefused,
     StorageUnavailable,
     StoreExists,
     StoreMisconfigured,
@@ -22,15 +23,15 @@ from resumable_training.checkpoint.identity import (
     prove_create_only,
     read_identity,
 )
-from resumable_training.checkpoint.local import LocalStore
 from resumable_training.checkpoint.ranks import Ranks
+from resumable_training.checkpoint.store import Store
 from resumable_training.contract.assignment import CheckpointConfig
 from resumable_training.contract.manifest import StoreIdentity
 
 _OLD_PROBE_SECONDS = 3600.0
 
 
-def preflight(store: LocalStore, config: CheckpointConfig, owner: str, ranks: Ranks) -> StoreIdentity:
+def preflight(store: Store, config: CheckpointConfig, owner: str, ranks: Ranks) -> StoreIdentity:
     """Claim the store and check it from every rank. All ranks return, or all raise.
 
     Raises:
@@ -53,7 +54,7 @@ def preflight(store: LocalStore, config: CheckpointConfig, owner: str, ranks: Ra
     return identity
 
 
-def _claim(store: LocalStore, config: CheckpointConfig, owner: str) -> StoreIdentity:
+def _claim(store: Store, config: CheckpointConfig, owner: str) -> StoreIdentity:
     try:
         if not config.known_checkpoint:
             store.prepare_root()
@@ -65,27 +66,30 @@ def _claim(store: LocalStore, config: CheckpointConfig, owner: str) -> StoreIden
         prove_create_only(store, name)
         store.delete(name)
     except StorageUnavailable as error:
-        if isinstance(error.__cause__, OSError):
-            raise _not_writable(store, error) from error
-        raise
+        raise _judged(store, error) from error
     return identity
 
 
-def _not_writable(store: LocalStore, error: Exception) -> StoreMisconfigured:
+def _judged(store: Store, error: StorageUnavailable) -> Exception:
+    """What a user must mend, or what may pass: a server in trouble, an identity that can't be read."""
+    cause = error.__cause__
+    of_the_system = isinstance(cause, OSError) and cause.errno is not None
+    if not isinstance(error, StorageRefused) and not of_the_system:
+        return error
     return StoreMisconfigured(
-        f"the checkpoint directory {store.location} can't be written: {error}."
-        " Make it writable for the user that trains, or set another directory."
+        f"the checkpoint {store.advice.kind} {store.location} can't be written: {error}."
+        f" {store.advice.writable}"
     )
 
 
-def _sweep_probes(store: LocalStore) -> None:
+def _sweep_probes(store: Store) -> None:
     """Probes that killed attempts left. Young ones may belong to an attempt that is just starting."""
     for entry in store.entries(PROBES_DIRECTORY):
         if time.time() - entry.modified > _OLD_PROBE_SECONDS:
             store.delete(f"{PROBES_DIRECTORY}/{entry.name}")
 
 
-def _await_store(store: LocalStore, identity: StoreIdentity, first_host: str) -> None:
+def _await_store(store: Store, identity: StoreIdentity, first_host: str) -> None:
     def seen() -> bool:
         found = read_identity(store)
         if found is not None and found.store_id != identity.store_id:
@@ -96,25 +100,23 @@ def _await_store(store: LocalStore, identity: StoreIdentity, first_host: str) ->
         raise _not_shared(store, first_host, f"nothing that rank 0 wrote is seen on {socket.gethostname()}")
 
 
-def _not_shared(store: LocalStore, first_host: str, what: str) -> StoreMisconfigured:
+def _not_shared(store: Store, first_host: str, what: str) -> StoreMisconfigured:
     return StoreMisconfigured(
-        f"the checkpoint directory {store.location} is not shared between the ranks: {what}"
-        f" (rank 0 is on {first_host}). Each node seems to have a directory of its own under that path."
-        " Use a volume that all of them mount (a ReadWriteMany claim, NFS), at the same path."
-        " If it is shared over NFS, new files show up too late: mount it with a short actimeo."
+        f"the checkpoint {store.advice.kind} {store.location} is not shared between the ranks: {what}"
+        f" (rank 0 is on {first_host}). {store.advice.shared}"
     )
 
 
-def _write_probe(store: LocalStore, round_name: str, rank: int) -> str:
+def _write_probe(store: Store, round_name: str, rank: int) -> str:
     name = f"{round_name}-{rank:05d}"
     try:
         store.create(f"{PROBES_DIRECTORY}/{name}", socket.gethostname().encode())
     except StorageUnavailable as error:
-        raise _not_writable(store, error) from error
+        raise _judged(store, error) from error
     return name
 
 
-def _await_probes(store: LocalStore, probes: Collection[str]) -> None:
+def _await_probes(store: Store, probes: Collection[str]) -> None:
     missing = set(probes)
 
     def seen() -> bool:
@@ -127,7 +129,7 @@ def _await_probes(store: LocalStore, probes: Collection[str]) -> None:
         raise _not_shared(store, first_host, f"{len(missing)} ranks' files are not seen here (rank {ranks})")
 
 
-def _prove_refusal(store: LocalStore, probes: list[str], rank: int) -> None:
+def _prove_refusal(store: Store, probes: list[str], rank: int) -> None:
     """A create must be refused also when another machine made the file."""
     other = probes[(rank + 1) % len(probes)]
     try:
@@ -135,8 +137,8 @@ def _prove_refusal(store: LocalStore, probes: list[str], rank: int) -> None:
     except StoreExists:
         return
     raise StoreMisconfigured(
-        f"{store.location}: this rank could create a file that another rank had made. This file system has"
-        " no create-only write that holds between machines. Use NFS 4, or one volume per job."
+        f"{store.location}: this rank could create a file that another rank had made."
+        f" {store.advice.create_only}"
     )
 
 

@@ -21,10 +21,30 @@ class Entry:
     is_directory: bool
 
 
+@dataclass(frozen=True)
+class Advice:
+    """What to tell a user whose store can't hold checkpoints: whole sentences, by what is wrong."""
+
+    kind: str  # "directory"
+    writable: str
+    shared: str
+    create_only: str
+
+
 class Store(Protocol):
     """A checkpoint store. What a call wrote is durable when it returns."""
 
-    visibility_seconds: float  # how late another machine may see a new name; 0 for a consistent store
+    @property
+    def visibility_seconds(self) -> float:
+        """How late another machine may see a new name; a missing one is looked for so long."""
+        ...
+
+    @property
+    def advice(self) -> Advice: ...
+
+    def prepare_root(self) -> None:
+        """Make the root where that is a store's own business; called by preflight, and by nothing else."""
+        ...
 
     @property
     def location(self) -> str:
@@ -44,7 +64,11 @@ class Store(Protocol):
         ...
 
     def create(self, name: str, data: bytes) -> None:
-        """Write a file that must not exist, all at once or not at all. Raises StoreExists."""
+        """Write a file that must not exist, all at once or not at all. Raises StoreExists.
+
+        Where an answer can be lost, the same bytes that are there already count as written by this call: so
+        ``data`` must tell its writer.
+        """
         ...
 
     def put(self, name: str, data: bytes) -> None:
@@ -63,8 +87,11 @@ class Store(Protocol):
         """Remove a directory and all below it; nothing happens when it does not exist."""
         ...
 
-    def open_write(self, name: str) -> AbstractContextManager[BinaryIO]:
-        """Stream into a new file of a claimed directory; durable at the end. Raises StoreExists."""
+    def open_write(self, name: str, expected_bytes: int = 0) -> AbstractContextManager[BinaryIO]:
+        """Stream into a new file of a claimed directory; durable at the end. Raises StoreExists.
+
+        ``expected_bytes``: about how long it will be, for a store that must plan its requests.
+        """
         ...
 
     def open_read(self, name: str) -> AbstractContextManager[BinaryIO]:

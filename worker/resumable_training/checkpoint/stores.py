@@ -1,0 +1,45 @@
+"""From what a user writes (a directory, ``s3://BUCKET/PREFIX``) to a store. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from resumable_training.checkpoint.errors import StoreMisconfigured
+from resumable_training.checkpoint.local import LocalStore
+from resumable_training.checkpoint.s3 import S3Store
+from resumable_training.checkpoint.store import Store
+
+S3_SCHEME = "s3://"
+
+
+def is_url(location: str) -> bool:
+    """As a path it would be a directory that goes with the container."""
+    return "://" in location
+
+
+def open_store(location: str) -> Store:
+    """The store at a directory or an URL; nothing is read yet.
+
+    Raises:
+        StoreMisconfigured: an URL that we have no store for, or its client is not installed.
+    """
+    if not is_url(location):
+        return LocalStore(location)
+    if location.startswith(S3_SCHEME):
+        return S3Store(location)
+    raise StoreMisconfigured(f"{location}: checkpoints go to a directory or to {S3_SCHEME}BUCKET/PREFIX")
+
+
+def open_checkpoint(location: str) -> tuple[Store, str]:
+    """The store that one checkpoint lies in, and its name there.
+
+    Raises:
+        StoreMisconfigured: as for ``open_store``, or no name is left.
+    """
+    if not is_url(location):
+        path = Path(location).absolute()
+        return LocalStore(path.parent), path.name
+    parent, _, name = location.rstrip("/").rpartition("/")
+    if not name or parent.endswith(":/"):
+        raise StoreMisconfigured(f"{location} is a bucket, not a checkpoint in one")
+    return open_store(parent), name
