@@ -89,6 +89,7 @@ def init_container(worker: Raw, image: str, pull_policy: str, run_as_user: int |
         "command": ["python", "-m", "resumable_training.agent.bundle", AGENT_FILE],
         "volumeMounts": [{"name": AGENT_VOLUME, "mountPath": AGENT_DIRECTORY}],
         "resources": _like(worker.get("resources")),
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # so that its error can be told with the failure
         "securityContext": own_context(run_as_user),
     }
 

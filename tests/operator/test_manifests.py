@@ -151,6 +151,7 @@ def test_the_agent_is_brought_by_its_image() -> None:
     assert init["image"] == "operator:1"
     assert init["imagePullPolicy"] == "IfNotPresent"
     assert init["command"] == ["python", "-m", "resumable_training.agent.bundle", "/opt/resumable/agent.pyz"]
+    assert init["terminationMessagePolicy"] == "FallbackToLogsOnError"
     (mount,) = init["volumeMounts"]
     assert mount == {"name": "resumable-agent", "mountPath": "/opt/resumable"}
     assert by_name(made["spec"]["volumes"])["resumable-agent"] == {"name": "resumable-agent", "emptyDir": {}}

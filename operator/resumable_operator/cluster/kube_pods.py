@@ -221,8 +221,8 @@ def _failed_init(status: Mapping[str, Any]) -> tuple[str, str]:
         ended = (item.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode"):
             text = f"init container {item.get('name')} ended with exit code {ended['exitCode']}"
-            said = str(ended.get("message") or "").strip()
-            return str(ended.get("reason") or "Error"), f"{text}: {said}" if said else text
+            said = str(ended.get("message") or "").strip().splitlines()[-1:]  # of a traceback the gist
+            return str(ended.get("reason") or "Error"), ": ".join([text, *said])
     return "", ""
 
 

@@ -98,7 +98,7 @@ def test_phase(change: dict[str, Any], phase: str) -> None:
                 "state": {},
                 "status": {
                     "initContainerStatuses": [
-                        {"name": "resumable-agent", "state": ended(1, message="no Python here")}
+                        {"name": "resumable-agent", "state": ended(1, message="Traceback\nno Python here\n")}
                     ]
                 },
             },
