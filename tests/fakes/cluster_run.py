@@ -208,6 +208,11 @@ class ClusterRun:
         """What stays the same while its container goes on: the pod's uid, and the agent's pid."""
         return self.uids()[worker], self.agent(worker)
 
+    def keys(self) -> list[str]:
+        """Secrets of the job."""
+        found = self.api.list(path("v1", "secrets", self.namespace), labelSelector=f"{LABEL_JOB}={self.name}")
+        return [secret["metadata"]["name"] for secret in found]
+
     def pod_path(self, worker: str) -> str:
         return path("v1", "pods", self.namespace, worker)
 
