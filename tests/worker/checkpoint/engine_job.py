@@ -10,6 +10,8 @@ from torch import nn
 from resumable_training.checkpoint import CheckpointEngine, SaveReport, TrainingState
 from resumable_training.checkpoint.listing import survey
 from resumable_training.checkpoint.local import LocalStore
+from resumable_training.checkpoint.store import Store
+from resumable_training.checkpoint.stores import open_store
 from resumable_training.contract.assignment import CheckpointConfig
 
 
@@ -17,7 +19,7 @@ from resumable_training.contract.assignment import CheckpointConfig
 class Job:
     """A job of one rank with its own store; each ``attempt`` is a new process's engine and model."""
 
-    root: Path
+    root: Path | str  # or an URL
     job: str = "local/job"
     uid: str = "uid"
     warnings: list[str] = field(default_factory=list)
@@ -38,7 +40,9 @@ class Job:
         return engine
 
     @property
-    def store(self) -> LocalStore:
+    def store(self) -> Store:
+        if isinstance(self.root, str):
+            return open_store(self.root)
         return LocalStore(self.root, visibility_seconds=0.0)
 
     @property

@@ -166,6 +166,17 @@ def test_streams_are_written_and_read_anywhere(store: Store) -> None:
         assert stream.read() == data[-2:]
 
 
+def test_a_stream_takes_values_as_they_are_at_the_call(store: Store) -> None:
+    """A writer's buffer may be used again at once: torch writes from memory that it then frees."""
+    buffer = bytearray(b"a" * 1000)
+    store.make_directory("d")
+    with store.open_write("d/s") as stream:
+        for letter in (b"a", b"b", b"c"):
+            buffer[:] = letter * 1000
+            stream.write(buffer)
+    assert store.read("d/s") == b"a" * 1000 + b"b" * 1000 + b"c" * 1000
+
+
 def test_an_empty_stream_is_a_file(store: Store) -> None:
     """A shard without content exists all the same."""
     store.make_directory("d")

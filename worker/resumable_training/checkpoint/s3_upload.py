@@ -35,6 +35,7 @@ class Upload(io.RawIOBase):
         self._each = each
         self._wrapped = wrapped
         self._at = 0
+        self._part = bytearray()
         self._writer: WritableFile | None = obstore.open_writer(
             client, name, buffer_size=each, max_concurrency=PARTS_AT_ONCE
         )
@@ -46,17 +47,25 @@ class Upload(io.RawIOBase):
         return self._at
 
     def write(self, data: Any) -> int:
-        """Handed on in pieces of one part: the client would take any length at once, and copy it."""
-        assert self._writer is not None, "finished"
+        """Gathered into parts of our own: the client keeps what it is given and does not copy it."""
         view = memoryview(data).cast("B")
-        with self._wrapped():
-            for start in range(0, len(view), self._each):
-                self._writer.write(view[start : start + self._each])
+        for start in range(0, len(view), self._each):
+            self._part += view[start : start + self._each]
+            if len(self._part) >= self._each:
+                self._hand_on()
         self._at += len(view)
         return len(view)
 
+    def _hand_on(self) -> None:
+        assert self._writer is not None, "finished"
+        part, self._part = self._part, bytearray()
+        with self._wrapped():
+            self._writer.write(part)
+
     def finish(self) -> None:
         """Durable when it returns."""
+        if self._part:
+            self._hand_on()
         writer, self._writer = self._writer, None
         assert writer is not None, "finished"
         with self._wrapped():
