@@ -153,7 +153,8 @@ class AgentClient:
         """Ask for the boot id and the counter; returns the boot id."""
         timeout = aiohttp.ClientTimeout(total=CALL_SECONDS, sock_connect=CONNECT_SECONDS)
         with _unreachable(self.endpoint):
-            async with self._session.get(self.endpoint.url + "/healthz", timeout=timeout) as response:
+            url = self.endpoint.url + "/healthz"
+            async with self._session.get(url, timeout=timeout, allow_redirects=False) as response:
                 plain = _object(await _read(response))
             self._adopt(plain)
         if plain.get("worker", self.endpoint.worker) != self.endpoint.worker:  # an address used again
@@ -208,7 +209,12 @@ class AgentClient:
             "Content-Type": "application/json",
         }
         return await self._session.request(
-            method, self.endpoint.url + path, data=body or None, headers=headers, timeout=limits
+            method,
+            self.endpoint.url + path,
+            data=body or None,
+            headers=headers,
+            timeout=limits,
+            allow_redirects=False,  # a stranger must not send us anywhere
         )
 
     async def _lines(self, response: aiohttp.ClientResponse, counter: int) -> AsyncIterator[Event | Beat]:
@@ -264,10 +270,15 @@ def _unreachable(endpoint: Endpoint) -> Iterator[None]:
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
-    """The whole body, at most LINE_BYTES: an agent's replies are small."""
-    if response.content_length is not None and response.content_length > LINE_BYTES:
-        raise ValueError("the reply is too long")
-    return await response.read()
+    """The whole body, at most LINE_BYTES and within CALL_SECONDS: an agent's replies are small, and a
+    stranger's must neither fill our memory nor keep us."""
+    data = bytearray()
+    async with asyncio.timeout(CALL_SECONDS):
+        async for piece in response.content.iter_any():
+            data += piece
+            if len(data) > LINE_BYTES:
+                raise ValueError("the reply is too long")
+    return bytes(data)
 
 
 def _object(data: bytes) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from fake_agent import KEY, FakeAgent
@@ -444,3 +445,58 @@ def test_an_assignment_is_sent_as_it_is(names: list[str], env: dict[str, str]) -
     for worker in ("w", "v"):
         sent = dataclasses.replace(part, worker=worker)
         assert from_json(Assignment, assignment_json(sent)) == sent
+
+
+# ---- strangers who mean ill ------------------------------------------------------------------------------
+
+
+async def serve_raw(answer: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> asyncio.Server:
+    """A server that reads one request's head and then does what it likes."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        with contextlib.suppress(OSError):
+            await answer(writer)
+        writer.close()
+
+    return await asyncio.start_server(handle, "127.0.0.1", 0)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_stranger_sends_us_nowhere(agent: FakeAgent, status: int) -> None:
+    """Whoever answers at a worker's address can't make the operator call somebody else."""
+
+    async def elsewhere(writer: asyncio.StreamWriter) -> None:
+        head = f"HTTP/1.1 {status} Moved\r\nLocation: http://127.0.0.1:{agent.port}/healthz\r\n"
+        writer.write(head.encode() + b"Content-Length: 0\r\n\r\n")
+        await writer.drain()
+
+    async with await serve_raw(elsewhere) as server, new_session() as session:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(AgentNotBelieved):
+            await AgentClient(session, dataclasses.replace(endpoint(agent), port=port)).state()
+    assert agent.asked_health == 0
+    assert agent.calls == []
+
+
+async def test_an_endless_reply_fills_no_memory(agent: FakeAgent) -> None:
+    """A reply without an end is left when it is longer than any agent's, whatever it answers."""
+    sent = 0
+
+    async def endless(writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(b"HTTP/1.1 401 No\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while sent < 64 << 20:
+            writer.write(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
+            await writer.drain()
+            sent += 0x10000
+
+    async with await serve_raw(endless) as server, new_session() as session:
+        ours = dataclasses.replace(endpoint(agent), port=server.sockets[0].getsockname()[1])
+        client = AgentClient(session, ours)
+        with pytest.raises(AgentNotBelieved, match="too long"):
+            await client.hello()
+        with pytest.raises(AgentNotBelieved, match="too long"):
+            async with client.events(0):
+                pass
+    assert sent < 32 << 20
