@@ -324,8 +324,8 @@ class KubeApi:
                 continue
             self.requests[call.verb, call.resource, code] += 1
             if code < 400:
-                plain: Raw = json.loads(data)
-                return plain
+                found: Raw = data
+                return found
             status = status_of(data)
             wait = retry_after_seconds(answer_headers, status)
             if last or loop.time() > give_up_at or not await self._again(method, code, status, wait):
@@ -344,9 +344,10 @@ class KubeApi:
         return code == 429 or (code >= 500 and method != "POST")
 
     async def _send(self, method: str, path: str, headers: dict[str, str], body: Raw | None) -> Any:
-        """Status code, headers and body of the answer."""
+        """Status code and headers of the answer, and its object; of a refusal its body as it came."""
         response = await self._request(method, path, headers, body, self._timeout)
-        return response.status, response.headers, await response.read()
+        data = await response.read()
+        return response.status, response.headers, data if response.status >= 400 else _object(data)
 
     async def _request(
         self, method: str, path: str, headers: dict[str, str], body: Raw | None, limit: aiohttp.ClientTimeout
@@ -396,6 +397,17 @@ def _loader(kubeconfig: Path | None, context: str | None) -> Reload:
 
 def _plural(resource: Resource, subresource: str) -> str:
     return f"{resource.plural}/{subresource}" if subresource else resource.plural
+
+
+def _object(data: bytes) -> Raw:
+    """What is no JSON object (a login page, half an answer) did not come from the API server."""
+    try:
+        plain = json.loads(data)
+    except ValueError as error:
+        raise aiohttp.ClientPayloadError("what came is no JSON") from error
+    if not isinstance(plain, dict):
+        raise aiohttp.ClientPayloadError("what came is no JSON object")
+    return plain
 
 
 def _wait_seconds(number: int) -> float:

@@ -57,6 +57,15 @@ async def says_nothing(_: web.Request) -> web.StreamResponse:
     return web.Response()
 
 
+def shows(text: str) -> Answer:
+    """A page, as a proxy or a login in between does."""
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(text=text)
+
+    return answer
+
+
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     monkeypatch.setattr(kube_api, "FIRST_WAIT_SECONDS", 0.001)
@@ -83,7 +92,10 @@ async def api(server: Server) -> AsyncIterator[KubeApi]:
 GET = ("get", "pods")
 
 
-@pytest.mark.parametrize("trouble", [says(500), says(503), says(504), says(429), hangs_up, says_nothing])
+@pytest.mark.parametrize(
+    "trouble",
+    [says(500), says(503), says(504), says(429), hangs_up, says_nothing, shows("<html>"), shows("[]")],
+)
 async def test_trouble_is_outlived(server: Server, api: KubeApi, trouble: Answer) -> None:
     """A server in trouble for a moment is asked again."""
     server.answers = [trouble, says(200, {"kind": "Pod"})]
