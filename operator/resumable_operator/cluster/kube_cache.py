@@ -1,7 +1,8 @@
 """What the operator knows of the cluster: jobs, pods and nodes as last told, by watch, list or own write.
 
 Synchronous and for one event loop. Older versions of a known object are ignored, and an object that was
-deleted never comes back, in whatever order watch events, lists and answers to own writes arrive. Of pods and
+deleted never comes back, in whatever order watch events, lists and answers to own writes arrive. (One that
+had only lost the labels by which it is watched does, when it has them again: as a newer version.) Of pods and
 nodes only what decisions see is kept, read once for each version; every look-up is by key.
 
 A pod that vanishes while its job has an attempt stays visible for a while as a worker that has ended: what
@@ -10,6 +11,7 @@ its last watch event said about the reason is said nowhere else.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -23,6 +25,7 @@ from resumable_operator.cluster.port import Change
 from resumable_operator.decide.observation import Job, Node, Worker
 
 Kind = Literal["job", "pod", "node"]
+Owner = tuple[str, str]  # namespace and uid of a job: a pod that names one of another namespace is not its
 Listener = Callable[[Change], None]
 
 MOST_DELETED = 20_000  # uids of deleted objects that are remembered
@@ -53,13 +56,13 @@ class KubeCache:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._listeners: set[Listener] = set()
-        self._deleted: OrderedDict[str, None] = OrderedDict()
+        self._deleted: OrderedDict[str, float] = OrderedDict()  # uid -> version up to which it is gone
         self._listed: dict[
             tuple[Kind, str | None], int
         ] = {}  # version of the newest list, by namespace or all
         self._jobs: dict[str, JobEntry] = {}  # by key
         self._job_keys: dict[str, str] = {}  # by uid
-        self._pods: dict[str, _Pods] = {}  # by uid of the job
+        self._pods: dict[Owner, _Pods] = {}
         self._pod_names: dict[tuple[str, str], PodEntry] = {}  # by namespace and name
         self._nodes: dict[str, NodeEntry] = {}
         self._on_node: dict[str, dict[str, str]] = {}  # node -> uid of pod -> key of its job
@@ -75,11 +78,11 @@ class KubeCache:
             quiet: of a job: don't tell; who wrote it knows.
         """
         uid = str(obj["metadata"].get("uid") or "")
-        if not uid or uid in self._deleted:
+        if not uid or version_of(obj) <= self._deleted.get(uid, -1):
             return
         deleted = event_type == "DELETED"
         if deleted:
-            self._remember_deleted(uid)
+            self._remember_deleted(uid, version_of(obj))
         elif self._is_past(kind, obj, uid):
             return
         match kind:
@@ -113,12 +116,16 @@ class KubeCache:
             if uid not in seen and known <= version and namespace in (None, where)
         ]
         for name, uid in ghosts:
-            self.drop(kind, name, uid)
+            self.drop(kind, name, uid, version)
         return len(ghosts)
 
-    def drop(self, kind: Kind, name: str, uid: str) -> None:
-        """The object of that uid is gone, as an answer has shown. ``name``: with its namespace, ``a/b``."""
-        self._remember_deleted(uid)
+    def drop(self, kind: Kind, name: str, uid: str, version: float = math.inf) -> None:
+        """The object of that uid is gone, as an answer has shown. ``name``: with its namespace, ``a/b``.
+
+        Args:
+            version: that it was gone at; a newer word shows that it is there and had lost our labels.
+        """
+        self._remember_deleted(uid, version)
         match kind:
             case "job":
                 self._drop_job(name)
@@ -172,8 +179,8 @@ class KubeCache:
                     if node.node.exists:
                         yield name, node.uid, node.version, ""
 
-    def _remember_deleted(self, uid: str) -> None:
-        self._deleted[uid] = None
+    def _remember_deleted(self, uid: str, version: float = math.inf) -> None:
+        self._deleted[uid] = max(version, self._deleted.get(uid, -1))
         if len(self._deleted) > MOST_DELETED:
             self._deleted.popitem(last=False)
 
@@ -226,10 +233,11 @@ class KubeCache:
         entry = self._jobs.pop(key)
         self._job_keys.pop(entry.uid, None)
         self._unindex_store(entry)
-        pods = self._pods.get(entry.uid)
+        owner = (entry.namespace, entry.uid)
+        pods = self._pods.get(owner)
         if pods is not None:
             pods.gone.clear()
-            self._forget_if_empty(entry.uid)
+            self._forget_if_empty(owner)
         self.tell(Change(key, "job", gone=True))
 
     def _unindex_store(self, entry: JobEntry | None) -> None:
@@ -246,12 +254,16 @@ class KubeCache:
 
     def orphans(self) -> list[PodEntry]:
         """Pods of jobs that are not known."""
-        found = [uid for uid in self._pods if uid not in self._job_keys]
-        return [entry for uid in found for entry in self._pods[uid].living.values()]
+        found = [pods for owner, pods in self._pods.items() if not self._has_owner(owner)]
+        return [entry for pods in found for entry in pods.living.values()]
+
+    def _has_owner(self, owner: Owner) -> bool:
+        namespace, uid = owner
+        return self._job_keys.get(uid, "").startswith(f"{namespace}/")
 
     def workers(self, job: Job) -> list[Worker]:
         """Pods of the job, and those that vanished while they had a part in its attempt."""
-        pods = self._pods.get(job.uid)
+        pods = self._pods.get((job.namespace, job.uid))
         if pods is None:
             return []
         found = [self._settled(entry.worker) for entry in pods.living.values()]
@@ -264,9 +276,9 @@ class KubeCache:
             ]
         return found
 
-    def is_tombstone(self, job_uid: str, name: str) -> bool:
+    def is_tombstone(self, owner: Owner, name: str) -> bool:
         """A pod of that name has vanished lately, and none has come in its place."""
-        pods = self._pods.get(job_uid)
+        pods = self._pods.get(owner)
         return pods is not None and name in pods.gone and name not in pods.living
 
     def _settled(self, worker: Worker) -> Worker:
@@ -298,7 +310,7 @@ class KubeCache:
         if old is not None:
             self._forget_pod(old)
         self._pod_names[entry.namespace, entry.worker.name] = entry
-        pods = self._pods.setdefault(entry.job_uid, _Pods())
+        pods = self._pods.setdefault(entry.owner, _Pods())
         pods.living[entry.worker.name] = entry
         pods.gone.pop(entry.worker.name, None)
         if entry.worker.node:
@@ -306,10 +318,10 @@ class KubeCache:
 
     def _forget_pod(self, entry: PodEntry) -> None:
         self._pod_names.pop((entry.namespace, entry.worker.name), None)
-        pods = self._pods.get(entry.job_uid)
+        pods = self._pods.get(entry.owner)
         if pods is not None:
             pods.living.pop(entry.worker.name, None)
-            self._forget_if_empty(entry.job_uid)
+            self._forget_if_empty(entry.owner)
         on_node = self._on_node.get(entry.worker.node)
         if on_node is not None:
             on_node.pop(entry.uid, None)
@@ -320,12 +332,12 @@ class KubeCache:
         """It is gone; ``entry``: as it was seen last."""
         self._forget_pod(self._pod_names.get((entry.namespace, entry.worker.name), entry))
         last = vanished(self._settled(entry.worker))
-        if entry.job_uid in self._job_keys:
-            self._bury(entry.job_uid, last)
+        if self._has_owner(entry.owner):
+            self._bury(entry.owner, last)
         self.tell(Change(entry.job_key, "worker", last, gone=True))
 
-    def _bury(self, job_uid: str, worker: Worker) -> None:
-        gone = self._pods.setdefault(job_uid, _Pods()).gone
+    def _bury(self, owner: Owner, worker: Worker) -> None:
+        gone = self._pods.setdefault(owner, _Pods()).gone
         now = self._clock.now()
         gone[worker.name] = (now, worker)
         gone.move_to_end(worker.name)
@@ -337,18 +349,18 @@ class KubeCache:
     def expire(self) -> None:
         """Forget what vanished long ago; called now and then."""
         limit = self._clock.now() - TOMBSTONE_SECONDS
-        for uid, pods in list(self._pods.items()):
+        for owner, pods in list(self._pods.items()):
             while pods.gone and next(iter(pods.gone.values()))[0] < limit:
                 pods.gone.popitem(last=False)
-            self._forget_if_empty(uid)
+            self._forget_if_empty(owner)
         for name in [name for name, entry in self._nodes.items() if not entry.node.exists]:
             if name not in self._on_node:
                 del self._nodes[name]
 
-    def _forget_if_empty(self, job_uid: str) -> None:
-        pods = self._pods.get(job_uid)
+    def _forget_if_empty(self, owner: Owner) -> None:
+        pods = self._pods.get(owner)
         if pods is not None and not pods.living and not pods.gone:
-            del self._pods[job_uid]
+            del self._pods[owner]
 
     # ---- nodes ---------------------------------------------------------------------------------------
 

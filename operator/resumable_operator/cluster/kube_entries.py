@@ -25,6 +25,10 @@ class JobEntry:
     spec: tuple[int, JobSpec] | None = None  # with its generation
     job: Job | SpecError | None = None
 
+    @property
+    def namespace(self) -> str:
+        return str(self.raw["metadata"]["namespace"])
+
     def read(self) -> Job:
         """Raises: SpecError."""
         if self.job is None:
@@ -49,6 +53,11 @@ class PodEntry:
     job_key: str
     worker: Worker
     deletion_grace_seconds: float | None = None  # None: it is not being deleted
+
+    @property
+    def owner(self) -> tuple[str, str]:
+        """Namespace and uid of its job."""
+        return self.namespace, self.job_uid
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,8 @@ from resumable_training.contract.labels import (
     AGENT_PORT_NAME,
     ANNOTATION_KEY_ID,
     KIND,
-    LABEL_INCARNATION,
     LABEL_JOB,
     LABEL_JOB_UID,
-    LABEL_PLACE,
 )
 
 Cause = Literal["preempted", "evicted", "node_lost"]
@@ -28,6 +26,7 @@ Cause = Literal["preempted", "evicted", "node_lost"]
 DEFAULT_GRACE_SECONDS = 30.0
 TAINT_MANAGER = "DeletionByTaintManager"
 EVICTION = "EvictionByEvictionAPI"
+POD_GC = "DeletionByPodGC"  # its node is gone
 
 # Reasons of the condition DisruptionTarget. Others are other controllers' evictions.
 DISRUPTION_CAUSES: Mapping[str, Cause] = {
@@ -35,7 +34,7 @@ DISRUPTION_CAUSES: Mapping[str, Cause] = {
     "PreemptionByKubeScheduler": "preempted",
     TAINT_MANAGER: "node_lost",  # until the node says otherwise
     EVICTION: "evicted",
-    "DeletionByPodGC": "node_lost",
+    POD_GC: "node_lost",
     "TerminationByKubelet": "preempted",  # graceful shutdown of the node: how spot VMs go
 }
 # ``status.reason``, written by kubelets.
@@ -50,19 +49,20 @@ REASON_CAUSES: Mapping[str, Cause] = {
 }
 _NOBODY_SAW = ("ContainerStatusUnknown", "Unknown")  # how it ended: its machine was gone or began anew
 _STARTING = ("ContainerCreating", "PodInitializing", "")
-_NAME = re.compile(r"-(\d+)-(\d+)$")
+_NAME = re.compile(r"(0|[1-9][0-9]{0,4})-([1-9][0-9]{0,8})")  # place and incarnation, behind the job's name
+_LONGEST_ID = 64
 
 
 def job_name(pod: Mapping[str, Any]) -> str:
     """Of the pod's job; empty: it has none."""
     meta = pod["metadata"]
-    return str((meta.get("labels") or {}).get(LABEL_JOB) or _owner(meta).get("name") or "")
+    return str(_owner(meta).get("name") or (meta.get("labels") or {}).get(LABEL_JOB) or "")
 
 
 def job_uid(pod: Mapping[str, Any]) -> str:
     """Of the pod's job; empty: it has none."""
     meta = pod["metadata"]
-    return str((meta.get("labels") or {}).get(LABEL_JOB_UID) or _owner(meta).get("uid") or "")
+    return str(_owner(meta).get("uid") or (meta.get("labels") or {}).get(LABEL_JOB_UID) or "")
 
 
 def _owner(meta: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -73,7 +73,7 @@ def _owner(meta: Mapping[str, Any]) -> Mapping[str, Any]:
 def worker_of(pod: Mapping[str, Any]) -> Worker | None:
     """The worker; None when the pod has no place in a job."""
     meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
-    place = _place(meta)
+    place = _place(meta, job_name(pod))
     if place is None:
         return None
     container = worker_container(spec)
@@ -101,7 +101,7 @@ def worker_of(pod: Mapping[str, Any]) -> Worker | None:
             seconds(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None
         ),
         deleting_since=_deleting_since(meta),
-        key_id=str((meta.get("annotations") or {}).get(ANNOTATION_KEY_ID) or ""),
+        key_id=str((meta.get("annotations") or {}).get(ANNOTATION_KEY_ID) or "")[:_LONGEST_ID],
     )
 
 
@@ -114,18 +114,19 @@ def vanished(worker: Worker) -> Worker:
 
 
 def with_node(worker: Worker, node: Node | None) -> Worker:
-    """The worker, with what its node adds to a deletion by the taint manager or an eviction: why it was.
+    """The worker, with what its node adds to a deletion by the taint manager, an eviction, or a deletion
+    because there is no such node: why it was.
 
     What empties nodes that will be taken away evicts pods. Unknown nodes count as lost to the taint manager:
     without a taint of somebody's, those for lost nodes are all there are.
     """
     disruption = worker.disruption
-    if disruption is None or disruption.reason not in (TAINT_MANAGER, EVICTION) or node is None:
+    if disruption is None or disruption.reason not in (TAINT_MANAGER, EVICTION, POD_GC) or node is None:
         return worker
-    cause: Cause = "node_lost" if disruption.reason == TAINT_MANAGER else "evicted"
+    cause: Cause = "evicted" if disruption.reason == EVICTION else "node_lost"
     if node.notice_deadline is not None:
         cause = "preempted"
-    elif node.exists and node.ready and not node.out_of_service:
+    elif disruption.reason != POD_GC and node.exists and node.ready and not node.out_of_service:
         cause = "evicted"
     return (
         worker if cause == disruption.cause else replace(worker, disruption=replace(disruption, cause=cause))
@@ -146,13 +147,10 @@ def is_removed(answer: Mapping[str, Any]) -> bool:
 # ---- parts -------------------------------------------------------------------------------------------
 
 
-def _place(meta: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Place and incarnation by labels, or by name if somebody has spoilt those."""
-    labels = meta.get("labels") or {}
-    place, incarnation = str(labels.get(LABEL_PLACE, "")), str(labels.get(LABEL_INCARNATION, ""))
-    if place.isdecimal() and incarnation.isdecimal():
-        return int(place), int(incarnation)
-    match = _NAME.search(meta["name"])
+def _place(meta: Mapping[str, Any], job: str) -> tuple[int, int] | None:
+    """Place and incarnation by the pod's name, which nobody can change and no second pod of the namespace
+    has. Labels can be anybody's, also those of a copy that was made to look into something."""
+    match = _NAME.fullmatch(meta["name"].removeprefix(f"{job}-")) if job else None
     return (int(match[1]), int(match[2])) if match else None
 
 

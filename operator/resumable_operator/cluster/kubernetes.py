@@ -100,9 +100,9 @@ class KubernetesCluster:
         self.relisted_at = self._clock.now()
 
     def _forget_keys(self) -> None:
-        for known in [known for known in self._made_keys if not self.cache.has_job(known[0])]:
-            del self._made_keys[known]
-            self._key_locks.pop(known, None)
+        for known in [known for known in self._key_locks if not self.cache.has_job(known[0])]:
+            del self._key_locks[known]
+            self._made_keys.pop(known, None)
 
     # ---- jobs ----------------------------------------------------------------------------------------
 
@@ -307,7 +307,7 @@ class KubernetesCluster:
 
     async def delete_worker(self, job: Job, name: str, grace_seconds: float) -> None:
         entry = self.cache.pod(job.namespace, name)
-        if entry is None and not self.cache.is_tombstone(job.uid, name):
+        if entry is None and not self.cache.is_tombstone((job.namespace, job.uid), name):
             pod = await self._api.get(PODS, name, job.namespace)
             if pod is not None:
                 self.cache.apply("pod", None, pod)

@@ -84,12 +84,38 @@ def test_deleted_objects_never_come_back(told: Told) -> None:
     """A late list page or answer does not bring a deleted object back."""
     told.cache.apply("pod", "ADDED", pod())
     told.cache.apply("pod", "DELETED", pod(version=105))
-    told.cache.apply("pod", None, pod(version=106))
+    told.cache.apply("pod", None, pod(version=103))
     told.cache.replace("pod", [pod(version=104)], "104")
     assert told.cache.pod("team", "train-0-1") is None
     told.cache.apply("job", "DELETED", job(version=20))
-    told.cache.apply("job", "MODIFIED", job(version=21))
+    told.cache.apply("job", "MODIFIED", job(version=19))
     assert told.cache.job_entry("team/train") is None
+
+
+def test_a_pod_that_gets_its_labels_back(told: Told) -> None:
+    """Without the label of the watch a pod seems deleted; it is one of the job's again when it has it."""
+    told.cache.apply("pod", "ADDED", pod())
+    told.cache.apply("pod", "DELETED", pod(version=105))
+    told.cache.apply("pod", "ADDED", pod(version=107))
+    assert [worker.phase for worker in told.workers().values()] == ["running"]
+    told.cache.replace("pod", [], "110")
+    told.cache.apply("pod", "MODIFIED", pod(version=109))
+    assert told.cache.pod("team", "train-0-1") is None
+    told.cache.apply("pod", "ADDED", pod(version=112))
+    assert told.cache.pod("team", "train-0-1") is not None
+
+
+def test_pods_of_another_namespace_are_nobodys(told: Told) -> None:
+    """Whoever writes a job's uid on a pod elsewhere neither adds to the job nor displaces its pods."""
+    told.cache.apply("pod", "ADDED", pod())
+    told.changes.clear()
+    told.cache.apply("pod", "ADDED", pod(namespace="mallory", version=120, uid="foreign", phase="Failed"))
+    told.cache.apply("pod", "ADDED", pod(place=7, namespace="mallory", version=121, uid="seventh"))
+    assert [(worker.place, worker.phase) for worker in told.workers().values()] == [(0, "running")]
+    assert "team/train" not in {change.job_key for change in told.changes}
+    assert {entry.namespace for entry in told.cache.orphans()} == {"mallory"}
+    told.cache.apply("pod", "DELETED", pod(namespace="mallory", version=130, uid="foreign"))
+    assert [worker.phase for worker in told.workers().values()] == ["running"]
 
 
 def test_deletion_before_creation(told: Told) -> None:
@@ -210,7 +236,7 @@ def test_last_words_of_a_vanished_pod(told: Told) -> None:
     assert worker.disruption.cause == "preempted"
     change = told.changes[-1]
     assert (change.gone, change.worker) == (True, worker)
-    assert told.cache.is_tombstone("uid-train", "train-0-1")
+    assert told.cache.is_tombstone(("team", "uid-train"), "train-0-1")
 
 
 def test_vanished_pod_that_has_no_part(told: Told) -> None:
@@ -231,7 +257,7 @@ def test_pod_in_place_of_a_vanished_one(told: Told) -> None:
     told.cache.apply("pod", "DELETED", pod(version=105))
     told.cache.apply("pod", "ADDED", pod(version=110, uid="second"))
     assert [worker.phase for worker in told.cache.workers(told.job())] == ["running"]
-    assert not told.cache.is_tombstone("uid-train", "train-0-1")
+    assert not told.cache.is_tombstone(("team", "uid-train"), "train-0-1")
 
 
 def test_tombstones_are_bounded(told: Told) -> None:
@@ -239,11 +265,11 @@ def test_tombstones_are_bounded(told: Told) -> None:
     for place in range(MOST_TOMBSTONES + 5):
         told.cache.apply("pod", "ADDED", pod(place=place))
         told.cache.apply("pod", "DELETED", pod(place=place, version=105))
-    assert not told.cache.is_tombstone("uid-train", "train-4-1")
-    assert told.cache.is_tombstone("uid-train", "train-5-1")
+    assert not told.cache.is_tombstone(("team", "uid-train"), "train-4-1")
+    assert told.cache.is_tombstone(("team", "uid-train"), "train-5-1")
     told.clock.seconds += TOMBSTONE_SECONDS + 1
     told.cache.expire()
-    assert not told.cache.is_tombstone("uid-train", "train-9-1")
+    assert not told.cache.is_tombstone(("team", "uid-train"), "train-9-1")
 
 
 def test_relabelled_pod(told: Told) -> None:

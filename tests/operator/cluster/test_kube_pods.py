@@ -242,6 +242,22 @@ def test_disruption(change: dict[str, Any], expected: Disruption | None) -> None
     ("node", "cause"),
     [
         (None, "node_lost"),
+        (Node("n", exists=False, ready=False), "node_lost"),
+        (Node("n"), "node_lost"),
+        (Node("n", exists=False, ready=False, notice_deadline=1.0), "preempted"),
+    ],
+)
+def test_pod_garbage_collector(node: Node | None, cause: str) -> None:
+    """A pod deleted because its node is gone was preempted if the node had said that it would go."""
+    found = with_node(worker(conditions=disrupted("DeletionByPodGC"), phase="Failed"), node)
+    assert found.disruption is not None
+    assert found.disruption.cause == cause
+
+
+@pytest.mark.parametrize(
+    ("node", "cause"),
+    [
+        (None, "node_lost"),
         (Node("n", ready=False), "node_lost"),
         (Node("n", exists=False, ready=False), "node_lost"),
         (Node("n", out_of_service=True), "node_lost"),
@@ -309,6 +325,31 @@ def test_spoilt_labels() -> None:
     assert found is not None
     assert (found.place, found.incarnation) == (3, 7)
     assert (job_name(bare), job_uid(bare)) == ("train", "uid-train")
+
+
+@pytest.mark.parametrize(
+    "name", ["train-0-1-debug", "other-0-1", "train-0-01", "train-00-1", "train-0-0", f"train-0-{10**30}"]
+)
+def test_a_copy_is_no_worker(name: str) -> None:
+    """A pod with all labels of a worker is none unless it has a worker's very name."""
+    assert worker_of(pod(meta={"name": name})) is None
+
+
+def test_what_a_label_claims_is_not_believed() -> None:
+    """Place and incarnation are those of the name, the job is the one that owns the pod."""
+    labels = {"resumable.dev/place": "7", "resumable.dev/incarnation": str(10**40), "resumable.dev/job": "x"}
+    changed = pod(meta={"labels": {**pod()["metadata"]["labels"], **labels, "resumable.dev/job-uid": "y"}})
+    found = worker_of(changed)
+    assert found is not None
+    assert (found.place, found.incarnation) == (0, 1)
+    assert (job_name(changed), job_uid(changed)) == ("train", "uid-train")
+
+
+def test_an_annotation_is_kept_in_part() -> None:
+    """What anybody may write without a limit takes no more memory than a key's id."""
+    found = worker_of(pod(meta={"annotations": {"resumable.dev/key-id": "x" * 250_000}}))
+    assert found is not None
+    assert len(found.key_id) <= 64
 
 
 def test_not_a_worker() -> None:
