@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from resumable_operator.decide.distrust import knows_no_key
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.fold import note_outcomes, witnessed
-from resumable_operator.decide.observation import Worker
+from resumable_operator.decide.observation import Node, Worker
 from resumable_operator.decide.views import (
     SILENT_AFTER_SECONDS,
     ended,
@@ -119,14 +119,15 @@ def _shown_loss(draft: Draft, member: MemberStatus) -> Evidence | None:
     if ended(worker):
         return _ended_worker(draft, member, worker)
     if node_gone(node):
-        return _lost(draft, member, "node_lost", f"node {worker.node} of {worker.name} is gone")
+        return _lost(draft, member, _cause_of_node(node), f"node {worker.node} of {worker.name} is gone")
     if not _is_silent(draft, member.worker):
         return None
     if worker.disruption is not None:
         cause, why = worker.disruption.cause, worker.disruption.reason
         return _lost(draft, member, cause, f"{worker.name} is being ended ({why}) and its agent is silent")
     if node is not None and not node.ready:
-        return _lost(draft, member, "node_lost", f"node {node.name} is not ready and {worker.name} is silent")
+        message = f"node {node.name} is not ready and {worker.name} is silent"
+        return _lost(draft, member, _cause_of_node(node), message)
     if worker.deleting:
         return _lost(draft, member, "evicted", f"{worker.name} is being deleted and its agent is silent")
     return None
@@ -141,7 +142,9 @@ def _ended_worker(draft: Draft, member: MemberStatus, worker: Worker) -> Evidenc
             draft, member, worker.disruption.cause, f"{worker.name}: {worker.disruption.reason}{said}"
         )
     if node_gone(node) or (node is not None and not node.ready):
-        return _lost(draft, member, "node_lost", f"node {worker.node} of {worker.name} is lost{said}")
+        return _lost(
+            draft, member, _cause_of_node(node), f"node {worker.node} of {worker.name} is lost{said}"
+        )
     if worker.reason == "OOMKilled":
         return _lost(draft, member, "oom", f"{worker.name} ran out of memory{said}", code)
     if worker.reason in ("Evicted", "Preempted", "Preempting"):
@@ -156,6 +159,11 @@ def _ended_worker(draft: Draft, member: MemberStatus, worker: Worker) -> Evidenc
         return _lost(draft, member, "node_lost", f"{worker.name} was killed from outside{said}", code)
     message = f"agent of {worker.name} ended with exit code {code}{said}"
     return _lost(draft, member, "unknown", message, code)
+
+
+def _cause_of_node(node: Node | None) -> str:
+    """A node that went as it had said it would was taken away."""
+    return "node_lost" if node is None or node.notice_deadline is None else "preempted"
 
 
 def _lost(draft: Draft, member: MemberStatus, cause: str, message: str, code: int | None = None) -> Evidence:
@@ -244,8 +252,7 @@ def _silence(draft: Draft, members: list[MemberStatus]) -> list[Evidence]:
     for member in members:
         agent = draft.observation.agents.get(member.worker)
         if agent is None or not agent.connected:
-            limit = silent_after(draft, member.worker)
-            draft.wake(draft.now + max(0.1, limit - _silent_for(draft, member.worker)))
+            draft.wake(draft.now + silent_after(draft, member.worker) - _silent_for(draft, member.worker))
     silent = [member for member in members if _is_silent(draft, member.worker)]
     if len(members) > 1 and 2 * len(silent) > len(members):
         draft.note(

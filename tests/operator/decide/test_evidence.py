@@ -64,6 +64,7 @@ EVICTION = Disruption("evicted", "EvictionByEvictionAPI", 1030.0)
         pytest.param(worker(phase="failed", exit_code=3), "unknown", id="the agent itself failed"),
         pytest.param(node(exists=False), "node_lost", id="node deleted"),
         pytest.param(node(out_of_service=True), "node_lost", id="node out of service"),
+        pytest.param(node(exists=False, notice_deadline=1030.0), "preempted", id="gone as announced"),
     ],
 )
 def test_shown_losses(change: Callable[[Observation], Observation], cause: str) -> None:
@@ -179,6 +180,18 @@ def test_most_silent_at_once_is_our_own_network() -> None:
     world.run(1.0)
     assert world.job.status.interruptions == ()
     assert world.job.status.phase == "Running"
+
+
+def test_silence_without_a_verdict_is_no_busy_loop() -> None:
+    """Agents that nobody can judge are looked at now and then: an operator cut off from hundreds of jobs
+    must not spend itself on them."""
+    world = running()
+    for name in ("train-0-1", "train-1-1", "train-2-1"):
+        world.cut(name, "all")
+    world.run(20.0)
+    wake_at = world.plans[-1].wake_at
+    assert wake_at is not None
+    assert wake_at - world.now >= 1.0
 
 
 def test_silent_on_a_not_ready_node_is_lost_at_once() -> None:
