@@ -84,12 +84,12 @@ def in_order(found: Iterable[TimedEvent]) -> list[TimedEvent]:
 
 
 def _without_dead_boots(draft: Draft, cursors: dict[str, int]) -> dict[str, int]:
-    """Forget boots that can't speak again. Only when every living worker's boot is known: a cursor that is
-    dropped too early would have its events folded twice."""
+    """Forget boots that can't speak again. Only when the boot of every worker that may have spoken is known:
+    a cursor that is dropped too early would have its events folded twice."""
     observation = draft.observation
-    living = [worker.name for worker in observation.workers if worker.phase in ("pending", "running")]
+    speakers = [worker.name for worker in observation.workers if worker.phase == "running"]
     states = {name: agent.state for name, agent in observation.agents.items()}
-    if any(states.get(name) is None for name in living):
+    if any(states.get(name) is None for name in speakers):
         return cursors
     speaking = {state.boot_id for state in states.values() if state}
     speaking |= {timed.event.boot_id for timed in observation.events}

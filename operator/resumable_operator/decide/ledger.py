@@ -15,6 +15,7 @@ from __future__ import annotations
 from resumable_operator.model import LedgerStatus
 from resumable_training.contract.events import ProgressReport
 from resumable_training.contract.metrics import LEDGER_PHASES
+from resumable_training.contract.progress import PHASES
 
 QUEUED = "queued"
 SUSPENDED = "suspended"
@@ -81,11 +82,12 @@ def fold_progress(ledger: LedgerStatus, report: ProgressReport, attempt: int, at
         ledger = ledger.model_copy(update={"attempt": attempt, "folded": {}, "folded_rework_steps": 0})
     if not report.uses_library:
         return enter(ledger, RUNNING_OPAQUE, at)
-    fresh = _fresh(ledger.folded, report.phase_ms)
+    totals = _known(report.phase_ms)
+    fresh = _fresh(ledger.folded, totals)
     interval = max(0, at - ledger.settled_at)
     credits = _named(_fit(fresh, interval), ledger.control_phase)
     credits[ledger.open_phase] = credits.get(ledger.open_phase, 0) + interval - sum(credits.values())
-    return _remember(_credit(ledger, credits), report)
+    return _remember(_credit(ledger, credits), totals, report.rework_steps)
 
 
 def commit(ledger: LedgerStatus) -> LedgerStatus:
@@ -144,6 +146,13 @@ def _credit(ledger: LedgerStatus, credits: dict[str, int]) -> LedgerStatus:
     )
 
 
+def _known(totals: dict[str, int]) -> dict[str, int]:
+    """With the phases that nobody knows in one: status is not to grow by what an agent makes up."""
+    known = {phase: total for phase, total in totals.items() if phase in PHASES}
+    others = sum(totals.values()) - sum(known.values())
+    return {**known, UNACCOUNTED: others} if others else known
+
+
 def _fresh(folded: dict[str, int], totals: dict[str, int]) -> dict[str, int]:
     """What the totals hold beyond those already folded; an old report holds nothing new."""
     return {
@@ -188,12 +197,12 @@ def _named(amounts: dict[str, int], control_phase: str) -> dict[str, int]:
     return named
 
 
-def _remember(ledger: LedgerStatus, report: ProgressReport) -> LedgerStatus:
+def _remember(ledger: LedgerStatus, totals: dict[str, int], rework_steps: int) -> LedgerStatus:
     """Note what is folded now, so that the same report again adds nothing."""
     folded = dict(ledger.folded)
-    for phase, total in report.phase_ms.items():
+    for phase, total in totals.items():
         folded[phase] = max(total, folded.get(phase, 0))
-    new_steps = max(0, report.rework_steps - ledger.folded_rework_steps)
+    new_steps = max(0, rework_steps - ledger.folded_rework_steps)
     return ledger.model_copy(
         update={
             "folded": folded,

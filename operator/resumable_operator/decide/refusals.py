@@ -37,7 +37,7 @@ def refused(draft: Draft) -> bool:
 
 def note_none_missing(draft: Draft) -> None:
     """All wanted workers exist: whatever stood against them does no more."""
-    if refused(draft) and draft.observation.refusal is None:
-        draft.set(refusals=0, refused_at=None)
+    if refused(draft):
+        draft.set(refusals=0)  # refused_at stays: the last refusal, which may still be seen, has been counted
         set_condition(draft, CONDITION, "True", "Created", "all wanted workers exist")
         draft.tell("Normal", "WorkersCreated", "the cluster lets workers be created again")

@@ -9,9 +9,11 @@ from __future__ import annotations
 from resumable_operator.decide.conditions import condition, set_condition
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.observation import Job, Problem
+from resumable_operator.model import Condition
 
 CONDITION = "Valid"
-BLOCKED_RECHECK_SECONDS = 30.0  # a claim that is created later is seen by looking again
+FIRST_RECHECK_SECONDS = 2.0  # a claim that is created later is seen by looking again: right after the job,
+BLOCKED_RECHECK_SECONDS = 30.0  # most likely, so at first often
 WARNED_RECHECK_SECONDS = 300.0
 UNCHECKED_RETRY_SECONDS = 2.0
 _FINE = "Checked"
@@ -28,8 +30,14 @@ def check_due(job: Job, now: float) -> bool:
         return True
     if known.status == "True" and known.reason == _FINE:
         return False
-    wait = WARNED_RECHECK_SECONDS if known.status == "True" else BLOCKED_RECHECK_SECONDS
+    wait = WARNED_RECHECK_SECONDS if known.status == "True" else _blocked_wait(known, status.checked_at)
     return now >= status.checked_at + wait
+
+
+def _blocked_wait(known: Condition, checked_at: float) -> float:
+    """As long as it was blocked when it was looked at last: the waits double."""
+    blocked_for = checked_at - known.last_transition
+    return min(max(FIRST_RECHECK_SECONDS, blocked_for), BLOCKED_RECHECK_SECONDS)
 
 
 def note_problems(draft: Draft) -> None:
@@ -39,9 +47,9 @@ def note_problems(draft: Draft) -> None:
         _judge(draft, problems)
         draft.set(checked_generation=job.generation, checked_at=draft.now)
     if blocked(draft) and not draft.finished:
-        at = draft.status.checked_at
-        if at is not None and is_checked(draft):
-            draft.wake(at + BLOCKED_RECHECK_SECONDS)
+        at, known = draft.status.checked_at, condition(draft.status, CONDITION)
+        if at is not None and known is not None and is_checked(draft):
+            draft.wake(at + _blocked_wait(known, at))
         else:
             draft.wake(draft.now + UNCHECKED_RETRY_SECONDS)
 

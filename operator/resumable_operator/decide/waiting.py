@@ -15,7 +15,9 @@ from resumable_operator.decide.validity import blocked, why_blocked
 from resumable_operator.decide.views import ended
 from resumable_operator.decide.workers import GRACE_SECONDS, apply_template
 
-LOOK_AGAIN_SECONDS = 2.0  # an agent that fell silent and speaks again is noticed by looking
+LOOK_AGAIN_SECONDS = 2.0  # at first: most is told by events, workers that come and agents that speak
+LONGEST_LOOK_SECONDS = 30.0
+_LOOK_SHARE = 0.25  # of the time waited so far
 _FIRST_BACKOFF_SECONDS = 30.0
 _LONGEST_BACKOFF_SECONDS = 600.0
 
@@ -77,7 +79,7 @@ def _choose(draft: Draft) -> Start:
 
 def _wait(draft: Draft, start: Start) -> None:
     draft.note("; ".join(filter(None, [start.reason, why_waiting(draft)])))
-    draft.wake(draft.now + LOOK_AGAIN_SECONDS)
+    draft.wake(draft.now + _look_again_seconds(draft))
     if start.below_min:
         _wait_below_min(draft)
         return
@@ -87,6 +89,16 @@ def _wait(draft: Draft, start: Start) -> None:
         draft.reserve()
     if start.wait_seconds is not None:
         draft.wake(draft.now + start.wait_seconds)
+
+
+def _look_again_seconds(draft: Draft) -> float:
+    """Ever more seldom: hundreds of jobs may wait for room at the same time, some for days."""
+    if draft.observation.capacity is not None:
+        return LOOK_AGAIN_SECONDS
+    status = draft.status
+    began = [at for at in (status.below_min_since, status.below_target_since) if at is not None]
+    waited = draft.now - min(began, default=draft.now)
+    return min(LONGEST_LOOK_SECONDS, max(LOOK_AGAIN_SECONDS, _LOOK_SHARE * waited))
 
 
 def _wait_below_min(draft: Draft) -> None:

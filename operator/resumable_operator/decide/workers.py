@@ -31,6 +31,7 @@ GRACE_SECONDS = 5.0  # for an agent without ranks to end
 STUCK_SECONDS = 60.0  # a deletion that takes longer is forced when the node can't do it
 ASK_SECONDS = 30.0  # then its agent, if it is heard, is asked to end by itself
 UNSEEN_NODE_SECONDS = 300.0  # beyond the grace, when the node can't be looked at
+MOST_CREATED = 500  # in one pass: of more, each that comes into being leads to the next pass
 _ENDINGS_THAT_STOP = ("suspend", "deadline")
 _FIRST_DELAY_SECONDS = 1.0
 _LONGEST_DELAY_SECONDS = 60.0
@@ -63,7 +64,7 @@ def apply_template(draft: Draft) -> None:
         return
     if draft.status.template_digest:
         newer = {place: incarnation + 1 for place, incarnation in draft.status.incarnations.items()}
-        draft.set(incarnations=newer)
+        draft.set(incarnations=newer, uses_library=None)  # it may be another script
         draft.tell("Normal", "TemplateChanged", "spec.template changed: all workers are replaced")
     draft.set(template_digest=wanted)
     draft.reserve()
@@ -152,7 +153,7 @@ def _may_create(draft: Draft) -> bool:
 def _create_missing(draft: Draft, filled: set[int]) -> None:
     missing = wanted_workers(draft) - len(filled)
     room = creatable(draft)
-    count = missing if room is None else min(missing, room)
+    count = min(missing, MOST_CREATED if room is None else room)
     places = itertools.islice((place for place in itertools.count() if place not in filled), max(0, count))
     reserved, avoid, job = dict(draft.status.incarnations), avoided(draft), draft.observation.job.name
     failed = None

@@ -286,3 +286,15 @@ def test_all_spot_nodes_are_taken_at_once() -> None:
     assert world.job.status.phase == "Running"
     assert world.groups[2].start == done
     assert world.job.status.interruptions[-1].rework_steps == 0
+
+
+def test_a_new_template_may_be_another_script() -> None:
+    """Whether it uses the library is learned anew."""
+    world = World({"workers": {"replicas": 2}}, steps=100_000)
+    world.run(3.0)
+    assert world.job.status.uses_library is True
+    world.library = False
+    world.change_spec(template={"spec": {"containers": [{"command": ["y"]}]}})
+    world.run(20.0)
+    assert world.job.status.phase == "Running"
+    assert world.job.status.uses_library is False

@@ -15,7 +15,7 @@ from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.failure import judge
 from resumable_operator.decide.fold import fold_events, in_order
 from resumable_operator.decide.ledger import open_ledger
-from resumable_operator.decide.observation import Agent, Job, Observation, TimedEvent
+from resumable_operator.decide.observation import Agent, Job, Observation, TimedEvent, Worker
 from resumable_operator.model import (
     AttemptStatus,
     BudgetStatus,
@@ -245,6 +245,16 @@ def test_cursors_of_dead_boots_go_when_all_living_are_known() -> None:
     """Status stays small, but no cursor is dropped while an agent could still replay."""
     status = BASE.model_copy(update={"cursors": {"dead": 5}})
     assert fold([], status).status.cursors == {}
+
+
+def test_a_worker_that_waits_for_a_node_keeps_no_cursors() -> None:
+    """It has said nothing, and may wait for months; one that runs may have spoken."""
+    status = BASE.model_copy(update={"cursors": {"dead": 5}})
+    job = Job("local", "w", "uid", 1, parse_spec({"workers": {"replicas": 1}}), status)
+    for phase, cursors in (("pending", {}), ("running", {"dead": 5})):
+        draft = Draft(Observation(job, workers=(Worker("w-0-1", 0, 1, phase),)), 120.0, status)  # type: ignore[arg-type]
+        fold_events(draft)
+        assert draft.status.cursors == cursors
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 9), st.floats(0, 10)), max_size=30))

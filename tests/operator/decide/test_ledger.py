@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resumable_operator.decide.ledger import (
+    STARTING,
+    UNACCOUNTED,
     age_ms,
     declare_failure,
     enter,
@@ -259,3 +261,14 @@ def test_a_rank_that_is_heard_of_rarely_or_often_is_credited_the_same(
         rarely = fold_progress(rarely, report(**done), 1, clock) if keep else rarely
     assert often.phases == rarely.phases
     assert often.settled_at == rarely.settled_at == clock
+
+
+def test_phases_that_an_agent_makes_up_do_not_fill_the_status() -> None:
+    """However many names it tells, they are one; and none of them is a phase that only the operator gives."""
+    made_up = {f"phase-{number}": 1 for number in range(10_000)}
+    report = ProgressReport(0, 0, 0, "productive", 1, 1, {"productive": 50, "suspended": 7, **made_up})
+    after = fold_progress(enter(open_ledger(0), STARTING, 0), report, 1, 20_000)
+    assert set(after.folded) == {"productive", UNACCOUNTED}
+    assert after.folded[UNACCOUNTED] == 10_007
+    assert after.phases.get("suspended", 0) == 0
+    assert fold_progress(after, report, 1, 20_000) == after

@@ -131,3 +131,19 @@ def test_a_suspended_job_wants_none() -> None:
     world.change_spec(suspend=True)
     world.run(3.0)
     assert readiness(world)[:2] == ("False", "NoneWanted")
+
+
+def test_waiting_for_long_is_cheap() -> None:
+    """A job without room is looked at ever more seldom, and still starts as soon as there is some."""
+    world = world_of(room=0)
+    waits = []
+    for _ in range(20):
+        world.run(10.0, tick=1.0)
+        plan = world.step()
+        assert plan.wake_at is not None
+        waits.append(plan.wake_at - world.now)
+    assert waits[-1] >= 25.0
+    assert sum(1.0 / wait for wait in waits[10:]) / 10 < 0.05, "passes a second"
+    world.room = 3
+    world.run(3.0)
+    assert world.job.status.phase == "Running"

@@ -85,3 +85,17 @@ def test_below_min_the_few_are_given_back() -> None:
     world.run(30.0)
     assert any(event.reason == "FormingTimeout" for event in world.emitted)
     assert world.agents == {}
+
+
+def test_a_job_that_wants_less_is_no_longer_refused() -> None:
+    """Scaled down to what it has, nothing stands against it any more; told once, and it stays so."""
+    world = world_of(2)
+    world.run(5.0)
+    assert creatable(world) == "False"
+    world.change_spec(workers={"replicas": 2, "min": 1})
+    world.run(10.0)
+    assert creatable(world) == "True"
+    assert len([event for event in world.emitted if event.reason == "WorkersCreated"]) == 1
+    world.change_spec(workers={"replicas": 4, "min": 1})
+    world.run(10.0)
+    assert creatable(world) == "False"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from world import World
 from resumable_operator.decide.actions import CreateWorker
 from resumable_operator.decide.conditions import condition
 from resumable_operator.decide.observation import Problem
-from resumable_operator.decide.validity import BLOCKED_RECHECK_SECONDS, check_due
+from resumable_operator.decide.validity import BLOCKED_RECHECK_SECONDS, FIRST_RECHECK_SECONDS, check_due
 
 NO_CLAIM = Problem(
     "spec.checkpoint.persistentVolumeClaim.claimName", "ClaimNotFound", "there is no claim data: create it"
@@ -158,3 +159,19 @@ def test_finished_and_deleted_jobs_are_not_checked() -> None:
     done = world.job.status.model_copy(update={"finished_at": 1.0})
     assert not check_due(replace(world.job, status=done, generation=9), world.now)
     assert not check_due(replace(world.job, deleting=True, generation=9), world.now)
+
+
+def test_a_claim_made_right_after_the_job_is_seen_at_once() -> None:
+    """The first look again comes soon, later ones ever more seldom, none after more than the longest wait."""
+    world = fresh(NO_CLAIM)
+    looks: list[float] = []
+    while world.now < 1300.0:
+        if check_due(world.job, world.now):
+            looks.append(world.now)
+        world.step()
+        world.tick(0.5)
+    gaps = [after - before for before, after in itertools.pairwise(looks)]
+    assert gaps[0] <= FIRST_RECHECK_SECONDS + 0.5
+    assert gaps == sorted(gaps)
+    assert len(gaps) <= 15
+    assert BLOCKED_RECHECK_SECONDS <= gaps[-1] <= BLOCKED_RECHECK_SECONDS + 0.5

@@ -7,6 +7,7 @@ from world import World
 
 from resumable_operator.decide.actions import CreateWorker, DeleteWorker
 from resumable_operator.decide.observation import Node
+from resumable_operator.decide.workers import MOST_CREATED
 
 
 def world_of(
@@ -230,3 +231,13 @@ def test_a_cordoned_nodes_ready_worker_is_used() -> None:
     assert world.job.status.attempt.number == 2
     assert "train-1-1" in {member.worker for member in world.job.status.attempt.members}
     assert sorted(world.agents) == ["train-0-1", "train-1-1", "train-2-1"]
+
+
+def test_a_huge_job_is_made_in_pieces() -> None:
+    """No pass is so long that nothing else can be decided in the meantime."""
+    world = World({"workers": {"replicas": 2 * MOST_CREATED + 1}})
+    plan = world.step()
+    assert sum(isinstance(action, CreateWorker) for action in plan.actions) == MOST_CREATED
+    world.step()
+    world.step()
+    assert len(world.agents) == 2 * MOST_CREATED + 1
