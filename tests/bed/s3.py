@@ -16,6 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import obstore
+from obstore.store import S3Store
+
 from bed.binaries import binary
 from bed.processes import Component, wait_until
 
@@ -25,7 +28,6 @@ REGION = "us-east-1"
 BUCKET = "checkpoints"
 PORTS = range(20_000, 30_000)
 START_SECONDS = 90.0
-STOP_SECONDS = 10.0
 _PORTS = ("master", "master_grpc", "volume", "volume_grpc", "filer", "filer_grpc", "s3", "s3_grpc")
 
 
@@ -53,6 +55,7 @@ class S3Server:
         try:
             wait_until(server._answers, START_SECONDS, f"the S3 server; see {directory / 'weed.log'}")
             wait_until(server._made_bucket, START_SECONDS, "the bucket", interval=0.1)
+            server._warm_up()
         except BaseException:
             server.stop()
             raise
@@ -72,7 +75,8 @@ class S3Server:
         }
 
     def stop(self) -> None:
-        self.component.terminate(STOP_SECONDS)
+        """At once: it would take ten seconds to end in order, and its data is not needed any more."""
+        self.component.kill()
 
     def __enter__(self) -> Self:
         return self
@@ -90,6 +94,18 @@ class S3Server:
         """A bucket is a directory of the filer, which is up a little later than the gateway."""
         self.component.require_running()
         return _status("POST", self.ports["filer"], f"/buckets/{self.bucket}/") in (201, 409)
+
+    def _warm_up(self) -> None:
+        """The first object makes the server allocate volumes, which takes seconds: not in a test's time."""
+        store = S3Store(
+            self.bucket,
+            endpoint=self.endpoint,
+            region=REGION,
+            access_key_id=self.access_key,
+            secret_access_key=self.secret_key,
+            client_options={"allow_http": True},
+        )
+        obstore.put(store, "first", b"first")
 
 
 def _status(method: str, port: int, path: str) -> int | None:
