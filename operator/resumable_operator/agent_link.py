@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
 from resumable_operator.agent_client import AgentClient, Beat, silent_after
@@ -25,7 +26,20 @@ logger = logging.getLogger(__name__)
 FIRST_RETRY_SECONDS = 0.1
 LAST_RETRY_SECONDS = 2.0
 LAST_WORDS_SECONDS = 0.5
+OPENED_AT_ONCE = 100
 LARGEST_MS = 2**53  # of an agent's clock; beyond it, it is nonsense
+
+
+@dataclass
+class Gates:
+    """How many streams are opened at once, of all agents.
+
+    A loop that opens thousands together is so late that its own timeouts end them all, again and again.
+    Agents that did not answer have a gate of their own: waiting for them must not keep others waiting.
+    """
+
+    first: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(OPENED_AT_ONCE))
+    again: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(OPENED_AT_ONCE))
 
 
 @dataclass
@@ -38,6 +52,7 @@ class Link:
     changed: Callable[[], None]
     progressed: Callable[[], None]
     wanted_heartbeat: Callable[[], float]
+    gates: Gates
     events: list[TimedEvent] = field(default_factory=list)
     state: AgentState | None = None
     connected: bool = False
@@ -46,6 +61,7 @@ class Link:
     distrust: Distrust | None = None
     _heartbeat: float = HEARTBEAT_SECONDS  # as asked for
     _held: AgentState | None = None  # a state ahead of the events
+    _queued: bool = False  # waits until fewer streams are being opened
     _received: int = 0  # newest event number received of this boot
     _boot_id: str = ""
     _offset: float | None = None  # operator's clock minus the agent's
@@ -67,6 +83,8 @@ class Link:
         state = self.state
         outdated = state is not None and state.contract_version < CONTRACT_VERSION
         heard = None if self.last_heard is None else max(self.last_heard, awake_since)
+        if self._queued:
+            heard = self.clock.now()  # it was not asked yet: that it says nothing proves nothing
         return Agent(
             self.worker,
             self.connected,
@@ -115,23 +133,34 @@ class Link:
 
     async def _read_stream(self) -> bool:
         """Read until it ends; true when it is to be opened again, with other heartbeats."""
+        fresh = self._retry == FIRST_RETRY_SECONDS
+        async with AsyncExitStack() as stack:
+            self._queued = fresh
+            async with self.gates.first if fresh else self.gates.again:
+                self._queued = False
+                lines = await self._open(stack)
+            return await self._read(lines)
+
+    async def _open(self, stack: AsyncExitStack) -> AsyncIterator[Event | Beat]:
         boot_id = await self.client.hello()
         if boot_id != self._boot_id:
             self._boot_id, self._received = boot_id, self.cursors.get(boot_id, 0)
             self._held, self._offset = None, None
-        self._heartbeat = wanted = self.wanted_heartbeat()
-        async with self.client.events(self._received, wanted) as lines:
-            async for line in lines:
-                self._retry = FIRST_RETRY_SECONDS
-                if isinstance(line, Beat):
-                    self._hear_beat(line)
-                elif line.boot_id != boot_id:
-                    raise AgentUnreachable(f"{self.worker} restarted within a stream")
-                else:
-                    self._hear(line)
-                now_wanted = self.wanted_heartbeat()
-                if not wanted / 2 < now_wanted < 2 * wanted:
-                    return True
+        self._heartbeat = self.wanted_heartbeat()
+        return await stack.enter_async_context(self.client.events(self._received, self._heartbeat))
+
+    async def _read(self, lines: AsyncIterator[Event | Beat]) -> bool:
+        async for line in lines:
+            self._retry = FIRST_RETRY_SECONDS
+            if isinstance(line, Beat):
+                self._hear_beat(line)
+            elif line.boot_id != self._boot_id:
+                raise AgentUnreachable(f"{self.worker} restarted within a stream")
+            else:
+                self._hear(line)
+            fits = self._heartbeat / 2 < self.wanted_heartbeat() < 2 * self._heartbeat
+            if not fits and not self.gates.first.locked():
+                return True
         return False
 
     def _distrust(self, distrust: Distrust | None) -> None:

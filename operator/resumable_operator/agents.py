@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 import aiohttp
 
 from resumable_operator.agent_client import AgentClient, Endpoint, new_session
-from resumable_operator.agent_link import Link
+from resumable_operator.agent_link import Gates, Link
 from resumable_operator.clock import Clock
 from resumable_operator.decide.observation import Agent, TimedEvent
 from resumable_operator.errors import AgentUnreachable
@@ -49,6 +49,7 @@ class AgentPool:
         self._ticked_at, self._awake_since = time.monotonic(), clock.now()
         self._ticker: asyncio.Task[None] | None = None
         self._heartbeat_seconds = HEARTBEAT_SECONDS
+        self._gates = Gates()
 
     def subscribe(
         self, on_change: Callable[[str], None], on_progress: Callable[[str], None] | None = None
@@ -147,6 +148,7 @@ class AgentPool:
             lambda: self._on_change(job_key),
             lambda: self._on_progress(job_key),
             lambda: self._heartbeat_seconds,
+            self._gates,
         )
         link.start()
         return link

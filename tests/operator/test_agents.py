@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from resumable_operator.agent_client import AgentClient, Endpoint, assignment_json, new_session
-from resumable_operator.agent_link import fold_state
+from resumable_operator.agent_link import OPENED_AT_ONCE, fold_state
 from resumable_operator.agents import AgentPool, heartbeat_seconds
 from resumable_operator.clock import SystemClock
 from resumable_operator.errors import AgentNotBelieved, AgentRefused, AgentUnreachable
@@ -500,3 +500,30 @@ async def test_an_endless_reply_fills_no_memory(agent: FakeAgent) -> None:
             async with client.events(0):
                 pass
     assert sent < 32 << 20
+
+
+async def test_few_streams_are_opened_at_once(agent: FakeAgent, pool: AgentPool) -> None:
+    """One that waits for its turn is not silent: nobody has asked it yet."""
+    gate = pool._gates.first
+    for _ in range(OPENED_AT_ONCE):
+        await gate.acquire()
+    await pool.sync(JOB, [endpoint(agent)], {})
+    await asyncio.sleep(0)
+    waiting = pool.agents(JOB)["w-0-1"]
+    assert (waiting.connected, waiting.state) == (False, None)
+    assert waiting.last_heard is not None
+    assert agent.asked_health == 0
+    gate.release()
+    await until(lambda: pool.agents(JOB)["w-0-1"].connected)
+    assert not gate.locked(), "the turn is over when the stream is open"
+
+
+async def test_agents_that_do_not_answer_keep_nobody_waiting(agent: FakeAgent, pool: AgentPool) -> None:
+    """They wait for one another; those that are asked for the first time pass by."""
+    for _ in range(OPENED_AT_ONCE):
+        await pool._gates.again.acquire()
+    await pool.sync(JOB, [Endpoint("w-1-1", "127.0.0.1", 1, KEY)], {})
+    await until(lambda: pool._gates.again._waiters)
+    assert pool.agents(JOB)["w-1-1"].last_heard is None
+    await pool.sync(JOB, [Endpoint("w-1-1", "127.0.0.1", 1, KEY), endpoint(agent)], {})
+    await until(lambda: pool.agents(JOB)["w-0-1"].connected)
