@@ -23,6 +23,8 @@ COMPONENT = "resumable-operator"
 LONGEST_MESSAGE = 1024  # of the API server
 LONGEST_REASON = 128
 MOST_REMEMBERED = 4_000
+BURST = 50  # events of one job; more only as time passes: what an agent reports must not flood the API server
+REFILL_SECONDS = 5.0  # until there is room for one more
 
 
 class Events:
@@ -32,11 +34,15 @@ class Events:
         self._api = api
         self._clock = clock
         self._counts: OrderedDict[tuple[str, str], int] = OrderedDict()  # by namespace and name
+        self._spent: OrderedDict[str, tuple[float, float]] = OrderedDict()  # uid of job -> events, as of when
 
     async def tell(
         self, job: Mapping[str, Any], kind: Literal["Normal", "Warning"], reason: str, message: str
     ) -> None:
         """``job``: the metadata of the job that it is about."""
+        if not self._may_tell(job["uid"]):
+            logger.warning("too many events of %s/%s; not told: %s", job["namespace"], job["name"], reason)
+            return
         event = event_of(job, kind, reason, message, self._clock.now())
         known = (job["namespace"], event["metadata"]["name"])
         try:
@@ -48,6 +54,19 @@ class Events:
         self._counts.move_to_end(known)
         if len(self._counts) > MOST_REMEMBERED:
             self._counts.popitem(last=False)
+
+    def _may_tell(self, uid: str) -> bool:
+        """A bucket of ``BURST`` for each job, which empties slowly."""
+        now = self._clock.now()
+        spent, since = self._spent.get(uid, (0.0, now))
+        spent = max(0.0, spent - (now - since) / REFILL_SECONDS)
+        if spent > BURST - 1:
+            return False
+        self._spent[uid] = spent + 1, now
+        self._spent.move_to_end(uid)
+        if len(self._spent) > MOST_REMEMBERED:
+            self._spent.popitem(last=False)
+        return True
 
     async def _record(self, known: tuple[str, str], event: Raw) -> int:
         """Returns how often it has been told, with this time."""
@@ -73,7 +92,7 @@ class Events:
 
 def event_of(job: Mapping[str, Any], kind: str, reason: str, message: str, now: float) -> Raw:
     """The Event object. The same job, reason and message give the same name."""
-    said = message.strip() or reason
+    said = message.encode(errors="replace").decode().strip() or reason
     if len(said) > LONGEST_MESSAGE:
         said = said[: LONGEST_MESSAGE - 3] + "..."
     fingerprint = hashlib.sha256("\0".join((job["uid"], kind, reason, said)).encode()).hexdigest()[:16]
