@@ -178,10 +178,14 @@ def secret_problems(job: Job, found: bool) -> list[Problem]:
 
 
 def shared_store_problems(job: Job, own: JobEntry, sharers: Iterable[JobEntry]) -> list[Problem]:
-    """Another, older job has the same checkpoint store. The older one is told nothing: it was there first."""
+    """Another, older job has the same checkpoint store. The older one is told nothing: it was there first.
+
+    A job of another namespace can't stand in the way, nor is it named: who may write to a bucket is for the
+    bucket to say, and the store itself refuses a second owner.
+    """
+    field = "spec.checkpoint"
     older = [other for other in sharers if other.key != job.key and _age(other) < _age(own)]
-    for other in older:
-        field = "spec.checkpoint"
+    for other in (other for other in older if other.namespace == own.namespace):
         if not job.spec.checkpoint.adopt:
             message = (
                 f"job {other.key} has its checkpoints in the same place; give this one its own path or "
@@ -194,6 +198,12 @@ def shared_store_problems(job: Job, own: JobEntry, sharers: Iterable[JobEntry]) 
                 "on from there, and the other one's new checkpoints do not count: suspend or delete it"
             )
             return [Problem(field, "StoreShared", message, fatal=False)]
+    if any(other.namespace != own.namespace for other in older) and not job.spec.checkpoint.adopt:
+        message = (
+            "a job of another namespace names the same place for its checkpoints, and the store refuses "
+            "whichever comes second: give this one its own prefix"
+        )
+        return [Problem(field, "StoreShared", message, fatal=False)]
     return []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +80,7 @@ def store_of(raw: Raw) -> tuple[str, ...]:
         return ()
     claim, s3 = checkpoint.get("persistentVolumeClaim"), checkpoint.get("s3")
     if isinstance(claim, dict) and claim.get("claimName"):
-        path = str(claim.get("path") or "").strip("/")
+        path = posixpath.normpath(f"/{claim.get('path') or ''}").strip("/")
         return ("claim", raw["metadata"]["namespace"], str(claim["claimName"]), path)
     if isinstance(s3, dict) and s3.get("bucket"):
         prefix = str(s3.get("prefix") or "").strip("/")

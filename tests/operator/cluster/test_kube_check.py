@@ -227,6 +227,7 @@ def test_alone() -> None:
     [
         (on_claim(), on_claim(path="/"), True),
         (on_claim(path="runs/a"), on_claim(path="/runs/a/"), True),
+        (on_claim(path="runs/a"), on_claim(path="runs//./a"), True),
         (on_claim(path="a"), on_claim(path="b"), False),
         (on_claim(), {"persistentVolumeClaim": {"claimName": "other"}}, False),
         ({"s3": {"bucket": "abc", "prefix": "p"}}, {"s3": {"bucket": "abc", "prefix": "p/"}}, True),
@@ -249,3 +250,16 @@ def test_claims_are_of_a_namespace_and_buckets_are_not() -> None:
 def test_no_store(checkpoint: Any) -> None:
     """Nonsense is no store."""
     assert store_of(raw_job(checkpoint=checkpoint)) == ()
+
+
+def test_a_job_of_another_namespace_blocks_nobody() -> None:
+    """It is a warning that does not tell whose job it is; the store itself knows its owner."""
+    s3 = {"s3": {"bucket": "shared-bucket", "prefix": "runs/a"}}
+    raw = raw_job(name="secret-plan", namespace="mallory", checkpoint=s3)
+    foreign = JobEntry("mallory/secret-plan", "uid-m", 1, raw)
+    own = entry("a", LATER, checkpoint=s3)
+    [problem] = shared_store_problems(own.read(), own, [own, foreign])
+    assert (problem.reason, problem.fatal) == ("StoreShared", False)
+    assert "mallory" not in problem.message
+    assert "secret-plan" not in problem.message
+    assert told(own, foreign, entry("b", checkpoint=s3)) == [("StoreShared", True)]
