@@ -19,6 +19,8 @@ from resumable_training.contract.labels import (
     KIND,
     LABEL_JOB,
     LABEL_JOB_UID,
+    LABEL_MANAGED_BY,
+    MANAGED_BY,
 )
 
 Cause = Literal["preempted", "evicted", "node_lost"]
@@ -131,6 +133,11 @@ def with_node(worker: Worker, node: Node | None) -> Worker:
     return (
         worker if cause == disruption.cause else replace(worker, disruption=replace(disruption, cause=cause))
     )
+
+
+def is_watched(pod: Mapping[str, Any]) -> bool:
+    """It has the label that pods are watched by."""
+    return bool((pod["metadata"].get("labels") or {}).get(LABEL_MANAGED_BY) == MANAGED_BY)
 
 
 def deletion_grace_seconds(pod: Mapping[str, Any]) -> float | None:

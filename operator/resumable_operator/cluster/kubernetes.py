@@ -23,7 +23,7 @@ from resumable_operator.cluster.kube_entries import JobEntry, Raw, store_of
 from resumable_operator.cluster.kube_errors import AlreadyExists, NotFound
 from resumable_operator.cluster.kube_events import Events
 from resumable_operator.cluster.kube_invalid import with_invalid
-from resumable_operator.cluster.kube_pods import job_uid
+from resumable_operator.cluster.kube_pods import is_watched, job_uid
 from resumable_operator.cluster.port import Change
 from resumable_operator.decide.observation import Job, Node, Problem, Worker
 from resumable_operator.errors import (
@@ -34,7 +34,14 @@ from resumable_operator.errors import (
 )
 from resumable_operator.model import JobStatus
 from resumable_operator.stored import to_stored
-from resumable_training.contract.labels import GROUP, KIND, VERSION, worker_name
+from resumable_training.contract.labels import (
+    GROUP,
+    KIND,
+    LABEL_MANAGED_BY,
+    MANAGED_BY,
+    VERSION,
+    worker_name,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -282,6 +289,12 @@ class KubernetesCluster:
         if pod is None:
             raise RetryableError(f"pod {job.namespace}/{name} has just gone; creating it again")
         owner = job_uid(pod)
+        if owner == job.uid and not is_watched(pod):
+            raise ClusterRefused(
+                "LabelRemoved",
+                f"pod {job.namespace}/{name} has lost its label {LABEL_MANAGED_BY}={MANAGED_BY}; put it back, "
+                "or delete the pod",
+            )
         if owner == job.uid:
             return pod
         if pod["metadata"].get("deletionTimestamp") or (owner and not self.cache.has_job(owner)):

@@ -18,6 +18,7 @@ from resumable_operator.decide.observation import Job
 from resumable_operator.errors import ClusterRefused, ConflictError, RetryableError, SpecError
 from resumable_operator.manifests import key_secret_name
 from resumable_operator.model import AttemptStatus, JobStatus, MemberStatus
+from resumable_training.contract.labels import LABEL_MANAGED_BY, MANAGED_BY
 
 pytestmark = pytest.mark.usefixtures("job_kind")
 
@@ -184,7 +185,7 @@ async def test_expired_event_is_told_anew(bench: Bench) -> None:
     assert [event["count"] for event in bench.events("Resumed")] == [1]
 
 
-@pytest.mark.parametrize("message", ["", "x" * 5000, "ünïcode\nand lines", "\x00 zero"])
+@pytest.mark.parametrize("message", ["", "x" * 5000, "ünïcode\nand lines", "\x00 zero", "half \ud800"])
 async def test_any_message_can_be_told(bench: Bench, message: str) -> None:
     """Whatever is in it, an Event is told."""
     job = await bench.submit(plain_job())
@@ -278,6 +279,23 @@ async def test_name_is_taken(bench: Bench) -> None:
     assert error.value.reason == "NameTaken"
     await bench.cluster.delete_worker(job, "train-0-1", 0)
     assert bench.pod("train-0-1") is not None
+
+
+async def test_a_pod_without_our_label(bench: Bench) -> None:
+    """One that somebody took our label from, and the watch so calls deleted, is told of, and is a worker
+    again with the label."""
+    job = await bench.submit(plain_job())
+    name, cache = await create(bench, job), bench.made.cache
+    where = path("v1", "pods", bench.namespace, name)
+    bench.api.patch(where, {"metadata": {"labels": {LABEL_MANAGED_BY: None}}})
+    cache.apply("pod", "DELETED", bench.api.get(where))
+    assert await bench.cluster.workers(job) == []
+    with pytest.raises(ClusterRefused, match="put it back, or delete the pod") as error:
+        await create(bench, job)
+    assert error.value.reason == "LabelRemoved"
+    bench.api.patch(where, {"metadata": {"labels": {LABEL_MANAGED_BY: MANAGED_BY}}})
+    await create(bench, job)
+    assert [worker.name for worker in await bench.cluster.workers(job)] == [name]
 
 
 async def test_pod_of_an_earlier_job(bench: Bench) -> None:
