@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 SECRET_NAME = "resumable-training-master"  # noqa: S105 -- a name
 MASTER_BYTES = 32
 CURRENT, PREVIOUS = "current", "previous"
+MOST_UNKNOWN = 1_000  # ids of unknown keys that were told about
 LABELS = {"app.kubernetes.io/managed-by": "resumable-training", "app.kubernetes.io/component": "master-key"}
 
 
@@ -129,7 +130,7 @@ class KeyRing:
         for key in keys:
             if key_id and signing.key_id(key) == key_id:
                 return key
-        if key_id and key_id not in self._unknown:
+        if key_id and key_id not in self._unknown and len(self._unknown) < MOST_UNKNOWN:
             self._unknown.add(key_id)
             logger.warning("a worker was started with key %s, which no master key in force gives", key_id)
         return keys[0]

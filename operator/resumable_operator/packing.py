@@ -14,7 +14,7 @@ import json
 import lzma
 from typing import Any
 
-MOST_UNPACKED = 64 * 1024 * 1024  # bytes; what claims to be longer is no honest text
+MOST_UNPACKED = 16 * 1024 * 1024  # bytes; what claims to be longer is no honest text
 _MARK = "xz1:"
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 1 << 20}]
 _FEW = 8  # shorter ones are left as they are

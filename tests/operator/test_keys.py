@@ -156,3 +156,11 @@ async def test_keys_are_not_told(api: FakeSecrets, caplog: pytest.LogCaptureFixt
     text = f"{caplog.text} {ring!r} {keys.read_masters(secret)!r}"
     assert caplog.text
     assert [form for form in (encoded, master.hex(), repr(master)) if form in text] == []
+
+
+def test_made_up_key_ids_fill_no_memory(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever changes a pod's annotation again and again fills neither memory nor the log."""
+    ring = keys.KeyRing(keys.new_masters())
+    for number in range(3 * keys.MOST_UNKNOWN):
+        ring.key("uid", f"made-up-{number}")
+    assert len(caplog.records) <= keys.MOST_UNKNOWN
