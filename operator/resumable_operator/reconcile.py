@@ -89,6 +89,7 @@ class Reconciler:
         self._decide = decide
         self._written_at: dict[str, float] = {}
         self._refusals: dict[str, Refusal] = {}
+        self._uids: dict[str, str] = {}  # by key
         self._checks = SpecChecks(cluster)
         agents.subscribe(self.queue.add, self._progressed)
 
@@ -129,6 +130,9 @@ class Reconciler:
         if job is None:
             await self._forget(key)
             return None
+        if self._uids.setdefault(key, job.uid) != job.uid:
+            await self._forget(key)  # another job of that name, deleted and made again between two looks
+            self._uids[key] = job.uid
         problems = await self._checks.problems(job, self._clock.now())
         return await observe(self._cluster, self._agents, job, problems, self._refusals.get(key))
 
@@ -282,6 +286,7 @@ class Reconciler:
     async def _forget(self, key: str) -> None:
         await self._agents.forget(key)
         self.queue.forget(key)
+        self._uids.pop(key, None)
         self._written_at.pop(key, None)
         self._refusals.pop(key, None)
         self._checks.forget(key)

@@ -394,3 +394,17 @@ async def test_progress_waits_for_the_next_write(world: World) -> None:
     assert loop.time() - began >= 0.009
     assert len(reconciler.queue) == 0
     reconciler.queue.close()
+
+
+async def test_another_job_of_the_same_name_inherits_nothing(world: World) -> None:
+    """Deleted and made again before anybody looked: it was refused nothing, and its status is written."""
+    world.plans = [plan(CreateWorker("w-0-1", 0, 1), step=1, must_write=True), plan(step=2)]
+    world.cluster.failures["create w-0-1"] = ClusterRefused("QuotaExceeded", "pods=0")
+    reconciler = world.reconciler(status_seconds=1000.0)
+    await reconciler.step(KEY)
+    assert world.cluster.stored is not None
+    world.cluster.stored = replace(world.cluster.stored, uid="another")
+    await reconciler.step(KEY)
+    assert world.seen[-1].refusal is None
+    assert world.cluster.done[-1] == "write step 2"
+    reconciler.queue.close()
