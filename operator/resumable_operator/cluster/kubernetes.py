@@ -292,8 +292,8 @@ class KubernetesCluster:
         if owner == job.uid and not is_watched(pod):
             raise ClusterRefused(
                 "LabelRemoved",
-                f"pod {job.namespace}/{name} has lost its label {LABEL_MANAGED_BY}={MANAGED_BY}; put it back, "
-                "or delete the pod",
+                f"pod {job.namespace}/{name} has lost its label {LABEL_MANAGED_BY}={MANAGED_BY}; put it "
+                "back, or delete the pod",
             )
         if owner == job.uid:
             return pod

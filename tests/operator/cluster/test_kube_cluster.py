@@ -290,7 +290,7 @@ async def test_a_pod_without_our_label(bench: Bench) -> None:
     bench.api.patch(where, {"metadata": {"labels": {LABEL_MANAGED_BY: None}}})
     cache.apply("pod", "DELETED", bench.api.get(where))
     assert await bench.cluster.workers(job) == []
-    with pytest.raises(ClusterRefused, match="put it back, or delete the pod") as error:
+    with pytest.raises(ClusterRefused, match="back, or delete the pod") as error:
         await create(bench, job)
     assert error.value.reason == "LabelRemoved"
     bench.api.patch(where, {"metadata": {"labels": {LABEL_MANAGED_BY: MANAGED_BY}}})
