@@ -18,6 +18,8 @@ STARTING = "Starting"
 STUCK_START_SECONDS = 120.0  # a worker that can't start where others of the job can is given up
 _ON_ITS_WAY = ("", "ContainerCreating", "PodInitializing")  # the kubelet is at it
 _LONGEST_MESSAGE = 600
+# Between which kubelets go to and fro for ever.
+_SAME_TROUBLE = {"ErrImagePull": "ImagePullBackOff", "ImagePullBackOff": "ErrImagePull"}
 
 
 def why_waiting(draft: Draft) -> str:
@@ -47,7 +49,8 @@ def show_readiness(draft: Draft, wanted: int) -> None:
     why = why_waiting(draft)
     text = f"{ready} of {wanted} workers are ready" + (f"; {why}" if why else "")
     set_condition(draft, CONDITION, "False", reason, text)
-    if reason not in (STARTING, before.reason if before else ""):
+    known = before.reason if before else ""
+    if reason not in (STARTING, known, _SAME_TROUBLE.get(known)):
         draft.tell("Warning", "WorkersWaiting", text)
 
 

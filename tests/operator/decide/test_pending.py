@@ -72,6 +72,17 @@ def test_workers_that_cannot_start_say_why(why: tuple[str, str]) -> None:
     assert world.job.status.ledger.open_phase == "starting"
 
 
+def test_a_pull_that_is_tried_again_and_again_is_told_once() -> None:
+    """The kubelet's word goes to and fro between the try and the pause."""
+    world = world_of()
+    for turn in range(6):
+        word = ("ErrImagePull", "not found") if turn % 2 == 0 else PULL
+        world.pending_reasons |= {f"train-{place}-1": word for place in range(3)}
+        world.run(1.0)
+    assert readiness(world)[1] == PULL[0]
+    assert len([event for event in world.emitted if event.reason == "WorkersWaiting"]) == 1
+
+
 @pytest.mark.parametrize("word", ["ContainerCreating", "PodInitializing"])
 def test_what_every_start_shows_is_no_warning(word: str) -> None:
     """A pod that is being made is on its way."""
