@@ -9,7 +9,7 @@ from resumable_training.checkpoint.s3_upload import LEAST_PART, part_bytes
 def answer(method: str, status: str, code: str = "", message: str = "") -> str:
     body = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>" if code else ""
     return (
-        f"Error performing {method} https://s3.example/b/job/a in 1.2ms - Server returned non-2xx status code:"
+        f"Error performing {method} https://s3.example/b/job/a in 1ms - Server returned non-2xx status code:"
         f" {status}: {body}\n\nDebug source:\nRetryError {{ ... }}"
     )
 
@@ -59,7 +59,7 @@ def test_kinds_and_words(name: str, text: str, kind: str, words: str) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, LEAST_PART, 80 * 10**9, 10**12, 5 * 1024**4])
 def test_parts_are_sized_from_the_object(size: int) -> None:
-    """No object takes more than the 10,000 parts that S3 allows, and small ones are no smaller than useful."""
+    """No object takes more than the 10,000 parts that S3 allows, and small ones are not too small."""
     each = part_bytes(size)
     assert each >= LEAST_PART
     assert each % (1024 * 1024) == 0

@@ -39,6 +39,7 @@ T = TypeVar("T")
 DIRECTORY_FILE = ".directory"
 READ_BYTES = 8 * 1024 * 1024
 LEAST_BYTES_PER_SECOND = 1024 * 1024  # a request that is slower counts as stalled
+_CHANCE = random.SystemRandom()  # never the global generator: the training draws from that
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
@@ -271,7 +272,7 @@ class S3Store:
                 return work()
             except (obstore.exceptions.BaseError, OSError) as error:
                 problem = _problem(error)
-                wait = pause * random.uniform(0.5, 1.0)  # noqa: S311  not a secret
+                wait = pause * _CHANCE.uniform(0.5, 1.0)
                 if problem.kind in (MISSING, REFUSED) or time.monotonic() + wait > deadline:
                     raise self._error(name, problem) from error
             time.sleep(wait)
