@@ -34,6 +34,17 @@ class SystemClock:
         """
         self._offset += max(0.0, seconds - self.now())
 
+    def agree_with(self, seconds: float, tolerance: float) -> float:
+        """Show what another clock shows now, unless the two agree; returns by how much this one was wrong.
+
+        Only before anything was decided: it may run backwards here.
+        """
+        ahead = seconds - self.now()
+        if abs(ahead) <= tolerance:
+            return 0.0
+        self._offset += ahead
+        return ahead
+
     def at_monotonic(self, seconds: float) -> float:
         """What this clock showed when CLOCK_MONOTONIC showed ``seconds``."""
         return self._offset + seconds

@@ -12,10 +12,12 @@ import logging
 import os
 import random
 import re
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, urlencode
@@ -112,6 +114,7 @@ class KubeApi:
         self._reload = reload
         self._reload_lock = asyncio.Lock()
         self._reloaded_at = float("-inf")
+        self._date: tuple[float, float] | None = None  # what the server's clock showed, and when, monotonic
         self._rest: Any = rest.RESTClientObject(configuration)
         self._timeout = aiohttp.ClientTimeout(
             total=4 * timeout_seconds, sock_connect=timeout_seconds, sock_read=timeout_seconds
@@ -131,6 +134,13 @@ class KubeApi:
 
     async def close(self) -> None:
         await self._rest.close()
+
+    def server_time(self) -> float | None:
+        """What the server's clock shows now, to a second; None: it has not told yet."""
+        if self._date is None:
+            return None
+        shown, at = self._date
+        return shown + time.monotonic() - at
 
     # ---- verbs ---------------------------------------------------------------------------------------
 
@@ -323,6 +333,7 @@ class KubeApi:
                 await asyncio.sleep(_wait_seconds(number))
                 continue
             self.requests[call.verb, call.resource, code] += 1
+            self._note_date(answer_headers.get("Date"))
             if code < 400:
                 found: Raw = data
                 return found
@@ -332,6 +343,13 @@ class KubeApi:
                 raise error_of(call, code, status)
             await asyncio.sleep(_wait_seconds(number) if wait is None else wait * random.uniform(1.0, 1.25))  # noqa: S311
         raise AssertionError("unreachable")
+
+    def _note_date(self, text: str | None) -> None:
+        try:
+            date = parsedate_to_datetime(text or "")
+        except ValueError:
+            return  # a proxy's own answer, perhaps
+        self._date = date.timestamp() + 0.5, time.monotonic()  # it is cut off to whole seconds
 
     async def _again(self, method: str, code: int, status: Raw, wait: float | None) -> bool:
         """Whether the same request may do better."""

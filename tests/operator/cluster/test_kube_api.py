@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,26 @@ async def api(server: Server) -> AsyncIterator[KubeApi]:
     yield client
     await client.close()
     await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("date", "seconds"),
+    [
+        ("Sun, 29 Nov 2026 20:00:00 GMT", 1795982400.5),
+        ("", None),
+        ("yesterday", None),
+        ("Sun, 99 Nov 2026 99:00:00 GMT", None),
+    ],
+)
+async def test_time_of_the_server(server: Server, api: KubeApi, date: str, seconds: float | None) -> None:
+    """What the server's clock shows is known from any answer, also a refusal; nonsense is passed over."""
+    assert api.server_time() is None
+    server.answers = [says(404, Date=date)]
+    await api.get(PODS, "p", "ns")
+    shown = api.server_time()
+    assert (shown is None) == (seconds is None)
+    if seconds is not None and shown is not None:
+        assert 0.0 <= shown - seconds < 60.0
 
 
 # ---- tries -------------------------------------------------------------------------------------------
@@ -314,6 +335,7 @@ async def test_real_api_server(control_plane: ControlPlane, namespace: str) -> N
     try:
         pod = {"metadata": {"name": "a"}, "spec": {"containers": [{"name": "a", "image": "b"}]}}
         created = await api.create(PODS, pod, namespace)
+        assert abs((api.server_time() or 0.0) - time.time()) < 10.0
         with pytest.raises(AlreadyExists):
             await api.create(PODS, pod, namespace)
         with pytest.raises(ClusterRefused) as refused:
