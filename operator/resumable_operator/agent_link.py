@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
-from resumable_operator.agent_client import AgentClient, Beat, silent_after
+from resumable_operator.agent_client import AgentClient, Beat, EventStream, silent_after
 from resumable_operator.clock import Clock
 from resumable_operator.decide.observation import Agent, Distrust, TimedEvent
 from resumable_operator.errors import AgentNotBelieved, AgentUnreachable
@@ -138,30 +138,33 @@ class Link:
             self._queued = fresh
             async with self.gates.first if fresh else self.gates.again:
                 self._queued = False
-                lines = await self._open(stack)
-            return await self._read(lines)
+                stream = await self._open()
+                stack.callback(stream.close)
+            await stream.read(self._hear_line)
+        return self._is_other_wanted()
 
-    async def _open(self, stack: AsyncExitStack) -> AsyncIterator[Event | Beat]:
+    async def _open(self) -> EventStream:
         boot_id = await self.client.hello()
         if boot_id != self._boot_id:
             self._boot_id, self._received = boot_id, self.cursors.get(boot_id, 0)
             self._held, self._offset = None, None
         self._heartbeat = self.wanted_heartbeat()
-        return await stack.enter_async_context(self.client.events(self._received, self._heartbeat))
+        return await self.client.events(self._received, self._heartbeat)
 
-    async def _read(self, lines: AsyncIterator[Event | Beat]) -> bool:
-        async for line in lines:
-            self._retry = FIRST_RETRY_SECONDS
-            if isinstance(line, Beat):
-                self._hear_beat(line)
-            elif line.boot_id != self._boot_id:
-                raise AgentUnreachable(f"{self.worker} restarted within a stream")
-            else:
-                self._hear(line)
-            fits = self._heartbeat / 2 < self.wanted_heartbeat() < 2 * self._heartbeat
-            if not fits and not self.gates.first.locked():
-                return True
-        return False
+    def _hear_line(self, line: Event | Beat) -> bool:
+        """True when the stream is to be opened again, with other heartbeats."""
+        self._retry = FIRST_RETRY_SECONDS
+        if isinstance(line, Beat):
+            self._hear_beat(line)
+        elif line.boot_id != self._boot_id:
+            raise AgentUnreachable(f"{self.worker} restarted within a stream")
+        else:
+            self._hear(line)
+        return self._is_other_wanted()
+
+    def _is_other_wanted(self) -> bool:
+        fits = self._heartbeat / 2 < self.wanted_heartbeat() < 2 * self._heartbeat
+        return not fits and not self.gates.first.locked()
 
     def _distrust(self, distrust: Distrust | None) -> None:
         before, self.distrust = self.distrust, distrust

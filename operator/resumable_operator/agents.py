@@ -16,9 +16,8 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-import aiohttp
-
 from resumable_operator.agent_client import AgentClient, Endpoint, new_session
+from resumable_operator.agent_http import Session
 from resumable_operator.agent_link import Gates, Link
 from resumable_operator.clock import Clock
 from resumable_operator.decide.observation import Agent, TimedEvent
@@ -43,7 +42,7 @@ class AgentPool:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._jobs: dict[str, dict[str, Link]] = {}
-        self._session: aiohttp.ClientSession | None = None
+        self._session: Session | None = None
         self._on_change: Callable[[str], None] = lambda _key: None
         self._on_progress: Callable[[str], None] = lambda _key: None
         self._ticked_at, self._awake_since = time.monotonic(), clock.now()

@@ -497,8 +497,7 @@ async def test_an_endless_reply_fills_no_memory(agent: FakeAgent) -> None:
         with pytest.raises(AgentNotBelieved, match="too long"):
             await client.hello()
         with pytest.raises(AgentNotBelieved, match="too long"):
-            async with client.events(0):
-                pass
+            await client.events(0)
     assert sent < 32 << 20
 
 

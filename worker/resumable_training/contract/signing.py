@@ -28,7 +28,7 @@ def key_id(key: bytes) -> str:
 
 def _mac(key: bytes, *parts: bytes) -> str:
     message = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
-    return hmac.new(key, message, hashlib.sha256).hexdigest()
+    return hmac.digest(key, message, "sha256").hex()  # several times as fast as an object of hmac
 
 
 def sign_request(key: bytes, method: str, path: str, body: bytes, boot_id: str, counter: int) -> str:
