@@ -11,11 +11,11 @@ import asyncio
 import dataclasses
 import json
 import os
+import secrets
 import shutil
 import signal
 import sys
 import time
-import uuid
 from pathlib import Path
 from typing import Callable, Optional, Sequence, Tuple
 
@@ -42,7 +42,7 @@ def main(starter: Optional[RankStarter] = None, reap_seconds: float = REAP_SECON
     _open_standard_streams()
     try:
         spec = read_spec(os.environ.get(env.AGENT_SPEC, ""), sys.argv[1:])
-        gate = Gate(Path(spec.key_file), uuid.uuid4().hex)
+        gate = Gate(Path(spec.key_file), secrets.token_hex(8))  # kept in status, for each worker
     except (OSError, ValueError) as error:
         sys.stderr.write("agent: %s\n" % error)
         return EXIT_USAGE
