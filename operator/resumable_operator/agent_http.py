@@ -10,12 +10,14 @@ at an agent's address can send us elsewhere, or more than ``LONGEST_BYTES`` at o
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
 LONGEST_BYTES = 1 << 20  # of a reply, and of a line: an agent's are small
 LONGEST_SIZE = 16  # characters that tell the size of a chunk
+_SIZE = re.compile(rb"[0-9a-fA-F]{1,%d}" % LONGEST_SIZE)
 
 Take = Callable[[bytes], bool]  # a line; true: no more of them
 
@@ -306,6 +308,6 @@ def _is_number(text: str, digits: int) -> bool:
 
 
 def _hexadecimal(text: bytes) -> int:
-    if not text or len(text) > LONGEST_SIZE or not all(char in b"0123456789abcdefABCDEF" for char in text):
+    if not _SIZE.fullmatch(text):
         raise NotHttp(f"no size of a chunk: {text[:80]!r}")
     return int(text, 16)

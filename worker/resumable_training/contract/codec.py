@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import typing
-from typing import Any, Dict, Type, TypeVar
+from typing import Any, Callable, Tuple, Type, TypeVar, Union
 
 T = TypeVar("T")
 
@@ -46,63 +46,116 @@ def from_json(kind: Type[T], data: bytes) -> T:
 
 def from_plain(kind: Type[T], plain: Any, where: str = "") -> T:
     """Build dataclass ``kind`` from decoded JSON; fields that it does not know are ignored."""
-    result: T = _convert(kind, plain, where or kind.__name__)
+    any_kind: Any = kind
+    result: T = _converter(any_kind)(plain, where or kind.__name__)
     return result
 
 
-def _convert(kind: Any, plain: Any, where: str) -> Any:
-    origin = typing.get_origin(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _convert_dataclass(kind, plain, where)
-    if origin is typing.Union:
-        return _convert_optional(kind, plain, where)
-    if origin is tuple:
-        _expect(isinstance(plain, list), where, "a list", plain)
-        item = typing.get_args(kind)[0]
-        return tuple(_convert(item, value, "%s[%d]" % (where, index)) for index, value in enumerate(plain))
-    if origin is dict:
-        _expect(isinstance(plain, dict), where, "an object", plain)
-        item = typing.get_args(kind)[1]
-        return {key: _convert(item, value, "%s.%s" % (where, key)) for key, value in plain.items()}
-    if kind is Any:
-        return plain
-    if kind is float:
-        _expect(isinstance(plain, (int, float)) and not isinstance(plain, bool), where, "a number", plain)
-        try:
-            return float(plain)
-        except OverflowError as error:  # an integer beyond all floats
-            raise ContractError("%s is too large a number" % where) from error
-    if kind is int:
-        _expect(isinstance(plain, int) and not isinstance(plain, bool), where, "an integer", plain)
-        return plain
-    _expect(isinstance(plain, kind), where, kind.__name__, plain)
-    return plain
-
-
-def _convert_optional(kind: Any, plain: Any, where: str) -> Any:
-    if plain is None:
-        return None
-    (inner,) = [arg for arg in typing.get_args(kind) if arg is not type(None)]
-    return _convert(inner, plain, where)
-
-
-def _convert_dataclass(kind: Any, plain: Any, where: str) -> Any:
-    _expect(isinstance(plain, dict), where, "an object", plain)
-    hints = _hints(kind)
-    values = {}
-    for field in dataclasses.fields(kind):
-        if field.name in plain:
-            values[field.name] = _convert(hints[field.name], plain[field.name], "%s.%s" % (where, field.name))
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ContractError("%s.%s is missing" % (where, field.name))
-    return kind(**values)
+# A message costs microseconds, and thousands come in a second: how to read a type is found out once, and
+# the name of a field is put together only when it is needed.
+Where = Union[str, Tuple[Any, Union[str, int]]]  # the name of the whole; or (where its parent is, which part)
+Convert = Callable[[Any, Where], Any]
 
 
 @functools.lru_cache(maxsize=None)
-def _hints(kind: Any) -> Dict[str, Any]:
-    return typing.get_type_hints(kind)  # evaluates strings: far too slow for every message
+def _converter(kind: Any) -> Convert:
+    """What makes a value of that type of decoded JSON."""
+    origin = typing.get_origin(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _of_dataclass(kind)
+    if origin is typing.Union:
+        return _of_optional(kind)
+    if origin is tuple:
+        return _of_list(typing.get_args(kind)[0])
+    if origin is dict:
+        return _of_object(typing.get_args(kind)[1])
+    if kind is Any:
+        return lambda plain, _where: plain
+    if kind is float:
+        return _float
+    if kind is int:
+        return _int
+    return _of_class(kind)
 
 
-def _expect(condition: bool, where: str, wanted: str, got: Any) -> None:
+def _float(plain: Any, where: Where) -> float:
+    _expect(isinstance(plain, (int, float)) and not isinstance(plain, bool), where, "a number", plain)
+    try:
+        return float(plain)
+    except OverflowError as error:  # an integer beyond all floats
+        raise ContractError("%s is too large a number" % _name(where)) from error
+
+
+def _int(plain: Any, where: Where) -> Any:
+    _expect(isinstance(plain, int) and not isinstance(plain, bool), where, "an integer", plain)
+    return plain
+
+
+def _of_class(kind: Any) -> Convert:
+    def convert(plain: Any, where: Where) -> Any:
+        _expect(isinstance(plain, kind), where, kind.__name__, plain)
+        return plain
+
+    return convert
+
+
+def _of_optional(kind: Any) -> Convert:
+    (inner,) = [_converter(arg) for arg in typing.get_args(kind) if arg is not type(None)]
+    return lambda plain, where: None if plain is None else inner(plain, where)
+
+
+def _of_list(item: Any) -> Convert:
+    inner = _converter(item)
+
+    def convert(plain: Any, where: Where) -> Any:
+        _expect(isinstance(plain, list), where, "a list", plain)
+        return tuple(inner(value, (where, index)) for index, value in enumerate(plain))
+
+    return convert
+
+
+def _of_object(item: Any) -> Convert:
+    inner = _converter(item)
+
+    def convert(plain: Any, where: Where) -> Any:
+        _expect(isinstance(plain, dict), where, "an object", plain)
+        if item is Any:
+            return dict(plain)
+        return {key: inner(value, (where, key)) for key, value in plain.items()}
+
+    return convert
+
+
+def _of_dataclass(kind: Any) -> Convert:
+    hints = typing.get_type_hints(kind)
+    known = {field.name: _converter(hints[field.name]) for field in dataclasses.fields(kind)}
+    missing = dataclasses.MISSING
+    needed = [
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.default is missing and field.default_factory is missing
+    ]
+
+    def convert(plain: Any, where: Where) -> Any:
+        _expect(isinstance(plain, dict), where, "an object", plain)
+        for name in needed:
+            if name not in plain:
+                raise ContractError("%s.%s is missing" % (_name(where), name))
+        return kind(
+            **{name: known[name](value, (where, name)) for name, value in plain.items() if name in known}
+        )
+
+    return convert
+
+
+def _name(where: Where) -> str:
+    if isinstance(where, str):
+        return where
+    parent, part = where
+    return ("%s[%d]" if isinstance(part, int) else "%s.%s") % (_name(parent), part)
+
+
+def _expect(condition: bool, where: Where, wanted: str, got: Any) -> None:
     if not condition:
-        raise ContractError("%s must be %s, not %s" % (where, wanted, json.dumps(got, default=str)[:80]))
+        shown = json.dumps(got, default=str)[:80]
+        raise ContractError("%s must be %s, not %s" % (_name(where), wanted, shown))
