@@ -121,6 +121,7 @@ def arm() -> None:
     _wrap("checkpoint.engine", "CheckpointEngine", "_append_record", after=_after_record)
     _wrap("checkpoint.files", "StoreWriter", "write_data", after=lambda *_: reach(SHARDS))
     _wrap("checkpoint.local", "LocalStore", "create", _before_create, _after_create)
+    _wrap("checkpoint.s3", "S3Store", "create", _before_create, _after_create)
 
 
 def _after_record(_engine: Any, _seq: int, parent: str | None, *_: Any) -> None:

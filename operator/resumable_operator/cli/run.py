@@ -108,7 +108,8 @@ def run_command(
         wish = from_options(options, name, command_of(script, module, arguments, cwd), store, cwd)
     check_runnable(wish.spec, rank_environment())
     check_directory(root, "run directory")
-    check_directory(store_of(wish.spec), "checkpoint directory")
+    if wish.spec.checkpoint.s3 is None:
+        check_directory(store_of(wish.spec), "checkpoint directory")
     wish, gpus = _share_gpus(wish)
     sys.exit(_run(wish, Setting(root, fresh, quiet, trace_samples, gpus)))
 
@@ -200,7 +201,8 @@ def _read_document(
     given = options.given() + (["--checkpoint-dir"] if checkpoint_dir else []) + list(arguments)
     if given:
         raise UsageProblem(f"{given[0]} can't be given beside {path}: write it into its spec")
-    return from_document(read_document(path), name, RunFiles(root).checkpoints, Path.cwd())
+    store = RunFiles(root).checkpoints
+    return from_document(read_document(path), name, store, Path.cwd(), os.environ)
 
 
 def _processes(text: str | None) -> int | str | None:

@@ -30,6 +30,7 @@ from resumable_operator.cluster.local_faults import Faults
 from resumable_operator.cluster.local_machines import Machines
 from resumable_operator.decide import ledger
 from resumable_operator.decide.actions import Plan
+from resumable_operator.decide.assign import store_root
 from resumable_operator.decide.observation import Job, Observation
 from resumable_operator.errors import RetryableError
 from resumable_operator.model import BudgetStatus, JobSpec, JobStatus
@@ -269,7 +270,7 @@ def check_continuation(previous: Job, wish: Wish) -> None:
             "to run it with other arguments give another --dir, or start over with --fresh"
         )
 
-    store = new.checkpoint.directory.path if new.checkpoint.directory else ""
+    store = store_root(new.checkpoint)
     if previous.status.phase not in OVER and previous.status.store not in ("", store):
         raise UsageProblem(
             f"this run was killed while its checkpoints were in {previous.status.store}: continue it there, "
@@ -283,6 +284,11 @@ def check_fresh(spec: JobSpec, root: Path) -> None:
     Raises:
         UsageProblem: checkpoints lie elsewhere, so that the job would go on from them.
     """
+    if spec.checkpoint.s3 is not None:
+        raise UsageProblem(
+            f"--fresh does not touch {store_root(spec.checkpoint)}, and the job would go on from checkpoints "
+            "there: give another prefix"
+        )
     store = Path(spec.checkpoint.directory.path) if spec.checkpoint.directory else root
     if not store.resolve().is_relative_to(root) and any(store.iterdir()):
         raise UsageProblem(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,12 @@ from resumable_operator.model import JobSpec, parse_spec
 from resumable_training.contract.labels import GROUP, KIND, VERSION
 
 LONGEST_NAME = 50  # of 63 that a host's name may have: place and incarnation are added
+ENDPOINT_VARIABLE = "AWS_ENDPOINT_URL"
+_ROLE_VARIABLES = (
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+)
 NO_EFFECT_IN_CONTAINER = (
     "image",
     "imagePullPolicy",
@@ -112,8 +119,12 @@ def from_options(options: Options, name: str, command: list[str], directory: Pat
     return Wish(name, parse_spec(spec))
 
 
-def from_document(document: Any, name: str, directory: Path, cwd: Path) -> Wish:
+def from_document(
+    document: Any, name: str, directory: Path, cwd: Path, environment: Mapping[str, str] | None = None
+) -> Wish:
     """A ``ResumableTrainingJob`` (or a bare spec) made to run on one machine. Paths are taken from ``cwd``.
+
+    ``environment``: of the ranks; object storage is used where it has credentials for it.
 
     Raises:
         SpecError: names the field that is wrong.
@@ -127,10 +138,31 @@ def from_document(document: Any, name: str, directory: Path, cwd: Path) -> Wish:
     spec.command()  # raises when the template has none
     container = spec.worker_container()
     _refuse_references(container)
-    notes = _notes(spec, container)
+    remote = spec.checkpoint.s3 is not None and has_credentials(environment or {})
+    notes = _notes(spec, container, remote)
     if "namespace" in (document.get("metadata") or {}):
         notes.append("metadata.namespace has no effect on one machine")
-    return Wish(name, _stored_in(spec, directory, cwd), tuple(notes))
+    return Wish(name, _with_endpoint(spec) if remote else _stored_in(spec, directory, cwd), tuple(notes))
+
+
+def has_credentials(environment: Mapping[str, str]) -> bool:
+    """Whether an S3 client finds credentials in it; a Secret can't be read on one machine."""
+    keys = all(environment.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"))
+    return keys or any(environment.get(name) for name in _ROLE_VARIABLES)
+
+
+def _with_endpoint(spec: JobSpec) -> JobSpec:
+    """The endpoint becomes a variable, as in a pod."""
+    endpoint = spec.checkpoint.s3.endpoint if spec.checkpoint.s3 else None
+    container = spec.worker_container()
+    names = {entry.get("name") for entry in container.get("env") or ()}
+    if endpoint is None or ENDPOINT_VARIABLE in names:
+        return spec
+    plain = spec.plain()
+    containers = plain["template"]["spec"]["containers"]
+    own = next(one for one in containers if one == container)
+    own["env"] = [*(own.get("env") or []), {"name": ENDPOINT_VARIABLE, "value": endpoint}]
+    return parse_spec(plain)
 
 
 def _stored_in(spec: JobSpec, directory: Path, cwd: Path) -> JobSpec:
@@ -198,7 +230,7 @@ def _refuse_references(container: dict[str, Any]) -> None:
             raise SpecError(where, "valueFrom can't be resolved on one machine; give a value")
 
 
-def _notes(spec: JobSpec, container: dict[str, Any]) -> list[str]:
+def _notes(spec: JobSpec, container: dict[str, Any], remote: bool) -> list[str]:
     """What a cluster would do with this spec and one machine does not."""
     notes = []
     unused = [name for name in NO_EFFECT_IN_CONTAINER if name in container]
@@ -211,9 +243,12 @@ def _notes(spec: JobSpec, container: dict[str, Any]) -> list[str]:
     if spec.ttl_seconds_after_finished is not None:
         notes.append("ttlSecondsAfterFinished has no effect: the run directory stays until you remove it")
     storage = spec.checkpoint.persistent_volume_claim or spec.checkpoint.s3
-    if storage is not None:
+    if remote:
+        notes.append("checkpoints go to object storage, with the credentials of this environment")
+    elif storage is not None:
         kind = "persistentVolumeClaim" if spec.checkpoint.persistent_volume_claim else "s3"
-        notes.append(f"checkpoints go to a directory of the run instead of {kind}")
+        why = " (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set)" if kind == "s3" else ""
+        notes.append(f"checkpoints go to a directory of the run instead of {kind}{why}")
     return notes
 
 

@@ -20,6 +20,7 @@ from resumable_operator.model import (
     Condition,
     Interruption,
     JobStatus,
+    parse_spec,
 )
 
 
@@ -73,6 +74,14 @@ def test_fresh_does_not_go_on_from_checkpoints_elsewhere(tmp_path: Path) -> None
     with pytest.raises(UsageProblem, match="--checkpoint-dir"):
         check_fresh(spec, tmp_path / "run")
     check_fresh(spec, tmp_path)
+
+
+def test_fresh_is_refused_over_object_storage(tmp_path: Path) -> None:
+    """What lies under a prefix is not looked at, nor moved: the job would go on from it."""
+    spec = wish("python", "a.py").spec.plain()
+    spec["checkpoint"] = {"s3": {"bucket": "bucket", "prefix": "team"}}
+    with pytest.raises(UsageProblem, match=r"s3://bucket/team.*another prefix"):
+        check_fresh(parse_spec(spec), tmp_path)
 
 
 def test_the_time_a_killed_run_was_away_is_nobodys_fault() -> None:

@@ -18,6 +18,7 @@ from resumable_operator.cli.run_options import (
     parse_workers,
     same_program,
 )
+from resumable_operator.decide.assign import store_root
 from resumable_operator.errors import SpecError
 from resumable_operator.model import JobSpec
 
@@ -131,6 +132,42 @@ def test_storage_becomes_a_directory(storage: dict[str, Any]) -> None:
     assert wish.spec.checkpoint.directory is not None
     assert (wish.spec.checkpoint.directory.path, wish.spec.checkpoint.keep) == (str(STORE), 7)
     assert any("checkpoints go to" in note for note in wish.notes) is bool(storage)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"},
+        {"AWS_WEB_IDENTITY_TOKEN_FILE": "/token"},
+    ],
+)
+def test_a_bucket_stays_where_there_are_credentials(environment: dict[str, str]) -> None:
+    """The job's bucket is used as in a cluster, its endpoint becomes a variable of the ranks."""
+    storage = {"bucket": "bucket", "prefix": "team", "endpoint": "http://s3:9000", "secretName": "keys"}
+    wish = from_document(document(checkpoint={"s3": storage}), "x", STORE, CWD, environment)
+    assert wish.spec.checkpoint.directory is None
+    assert store_root(wish.spec.checkpoint) == "s3://bucket/team"
+    assert {"name": "AWS_ENDPOINT_URL", "value": "http://s3:9000"} in wish.spec.worker_container()["env"]
+    assert any("checkpoints go to object storage" in note for note in wish.notes)
+
+
+def test_an_endpoint_of_the_container_wins() -> None:
+    """As in a pod, a variable that the template sets is left alone."""
+    own = [{"name": "AWS_ENDPOINT_URL", "value": "http://own"}]
+    container = {"name": "worker", "command": ["python"], "env": own}
+    template = {"spec": {"containers": [{"name": "side", "image": "x"}, container]}}
+    storage = {"s3": {"bucket": "bucket", "endpoint": "http://s3"}}
+    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+    wish = from_document(document(checkpoint=storage, template=template), "x", STORE, CWD, keys)
+    assert wish.spec.worker_container()["env"] == own
+
+
+@pytest.mark.parametrize("environment", [{}, {"AWS_ACCESS_KEY_ID": "key"}])
+def test_without_credentials_the_reason_is_given(environment: dict[str, str]) -> None:
+    """A Secret can't be read on one machine: the directory of the run takes the bucket's place."""
+    wish = from_document(document(checkpoint={"s3": {"bucket": "b"}}), "x", STORE, CWD, environment)
+    assert wish.spec.checkpoint.s3 is None
+    assert any("AWS_SECRET_ACCESS_KEY are not set" in note for note in wish.notes)
 
 
 def test_own_directory_is_kept() -> None:

@@ -1,5 +1,7 @@
 """Saving, resuming, retention and identity on a real S3 server, and what plain DCP makes of the result."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -132,6 +134,34 @@ def test_listing_and_verifying(job: Job) -> None:
     assert infos[0].bytes > 1000
     assert infos[1].why_not.startswith("damaged")
     assert verify.verify_checkpoint(job.store, "step-00000010.1").outcome == verify.OK
+
+
+STREAM = """
+import resource, sys
+from resumable_training.checkpoint.stores import open_store
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+store, piece = open_store(sys.argv[1]), bytes(1 << 20)
+store.make_directory("d")
+before = peak()
+with store.open_write("d/s", 200 << 20) as stream:
+    for _ in range(200):
+        stream.write(piece)
+with store.open_read("d/s") as stream:
+    while stream.read(1 << 20):
+        pass
+print(peak() - before)
+"""
+
+
+def test_memory_is_bounded(s3_url: str) -> None:
+    """A shard of 200 MiB goes up and comes down through a few parts and blocks of 8 MiB."""
+    done = subprocess.run(
+        [sys.executable, "-c", STREAM, s3_url], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert int(done.stdout) < 120
 
 
 def test_resume_from_another_store(job: Job, s3_url: str, tmp_path: Path) -> None:

@@ -111,7 +111,9 @@ class SynchronousSaver:
     def _remove(self, name: str) -> None:
         """What is left of a failed save is no checkpoint; if it can't be removed now, retention will."""
         try:
-            self._store.delete(f"{name}/{MARKER_FILE}")  # there if its answer was lost: first, as in retention
+            self._store.delete(
+                f"{name}/{MARKER_FILE}"
+            )  # there if its answer was lost: first, as in retention
             self._store.delete_tree(name)
         except CheckpointError:
             return
