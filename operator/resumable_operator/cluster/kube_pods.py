@@ -51,7 +51,7 @@ REASON_CAUSES: Mapping[str, Cause] = {
 }
 _NOBODY_SAW = ("ContainerStatusUnknown", "Unknown")  # how it ended: its machine was gone or began anew
 _STARTING = ("ContainerCreating", "PodInitializing", "")
-_NAME = re.compile(r"(0|[1-9][0-9]{0,4})-([1-9][0-9]{0,8})")  # place and incarnation, behind the job's name
+_NAME = re.compile(r"(0|[1-9][0-9]{0,4})-([1-9][0-9]{0,7})")  # place and incarnation, behind the job's name
 _LONGEST_ID = 64
 
 

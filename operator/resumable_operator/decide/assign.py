@@ -95,7 +95,7 @@ def mtbf_seconds(status: JobStatus) -> float:
     ledger = status.ledger
     idle = ledger.phases.get("suspended", 0) + ledger.phases.get("queued", 0)
     lived = max(0, ledger.settled_at - ledger.started_at - idle) / 1000
-    count = sum(status.interruption_counts.values())
+    count = max(0, sum(status.interruption_counts.values()))
     return (PRIOR_MTBF_SECONDS + lived) / (1 + count)
 
 

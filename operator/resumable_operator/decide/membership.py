@@ -16,6 +16,8 @@ from resumable_operator.decide.validity import blocked
 from resumable_operator.model import AttemptStatus, MemberStatus
 from resumable_training.contract.assignment import membership_digest
 
+LARGEST_NUMBER = 2**53
+
 
 def choose_members(
     ready: list[Worker],
@@ -51,11 +53,13 @@ def choose_members(
 
 
 def next_number(draft: Draft) -> int:
-    """One more than any that status or an agent knows: never used before."""
+    """One more than any that status or an agent knows: never used before. Nobody has come as far as
+    ``LARGEST_NUMBER``: beyond it there is a slip of somebody's hand, and no number could follow."""
     agents = draft.observation.agents.values()
     told = [agent.state.attempt for agent in agents if agent.state]
     ended = [ending.attempt for ending in draft.status.interruptions]
-    return 1 + max([draft.attempt.number, *told, *ended])
+    known = (draft.attempt.number, *told, *ended)
+    return 1 + max((number for number in known if 0 <= number < LARGEST_NUMBER), default=0)
 
 
 def reserve_attempt(draft: Draft, ready: list[Worker], size: int, reason: str) -> None:

@@ -13,6 +13,8 @@ from resumable_operator.decide.views import assigned_members
 from resumable_operator.model import AttemptStatus
 from resumable_training.contract.assignment import membership_digest
 
+LARGEST_INCARNATION = 10**8  # no place has seen so many workers
+
 
 def mend(draft: Draft) -> None:
     _raise_incarnations(draft)
@@ -25,8 +27,11 @@ def mend(draft: Draft) -> None:
 
 
 def _raise_incarnations(draft: Draft) -> None:
-    """A worker that exists was reserved, whatever status says."""
+    """A worker that exists was reserved, whatever status says. A number that no name can hold never was."""
     known = draft.status.incarnations
+    if not all(0 <= number <= LARGEST_INCARNATION for number in known.values()):
+        known = {place: number for place, number in known.items() if 0 <= number <= LARGEST_INCARNATION}
+        draft.set(incarnations=known)
     lost: dict[str, int] = {}
     for worker in draft.observation.workers:
         place = str(worker.place)

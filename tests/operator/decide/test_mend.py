@@ -33,6 +33,7 @@ def edit_attempt(world: World, **changes: Any) -> None:
         pytest.param(lambda before: before.model_copy(update={"members": ()}), id="members removed"),
         pytest.param(lambda before: before.model_copy(update={"number": 0}), id="number removed"),
         pytest.param(lambda before: before.model_copy(update={"number": -3}), id="number below zero"),
+        pytest.param(lambda before: before.model_copy(update={"number": 2**63 - 1}), id="no number follows"),
         pytest.param(
             lambda before: before.model_copy(update={"members": before.members[1:]}), id="rank 0 gone"
         ),
@@ -130,3 +131,25 @@ def test_the_phase_alone_brings_no_job_back() -> None:
     edit(world, phase="Running")
     world.run(3.0)
     assert (world.job.status.phase, world.job.status.attempt.number) == ("Succeeded", attempt)
+
+
+@pytest.mark.parametrize("number", [2**63 - 1, -1, 10**9])
+def test_an_incarnation_that_no_name_can_hold(number: int) -> None:
+    """It is forgotten; workers that exist count, and the next one of the place gets a name that works."""
+    world = running()
+    edit(world, incarnations={"0": number, "1": 1, "2": 1})
+    world.run(1.0)
+    assert world.job.status.incarnations == {"0": 1, "1": 1, "2": 1}
+    world.kill_worker("train-0-1")
+    world.run(10.0)
+    assert (world.job.status.phase, world.job.status.size) == ("Running", 3)
+    assert "train-0-2" in world.agents
+
+
+def test_counts_below_zero_divide_nothing() -> None:
+    """What an assignment is computed from bears any number."""
+    world = running()
+    edit(world, interruption_counts={"crash": -1})
+    world.kill_rank("train-0-1")
+    world.run(5.0)
+    assert world.job.status.phase == "Running"
