@@ -139,6 +139,25 @@ def test_a_reader_may_ask_for_fewer_snapshots(tmp_path: Path) -> None:
         assert next(stream).kind == events.ASSIGNED
 
 
+def test_progress_comes_with_the_fewer_snapshots(tmp_path: Path) -> None:
+    """A reader of many streams has no turn for progress alone, and gets the newest report of a rank."""
+    with AgentProcess(tmp_path, LONG) as agent:
+        agent.begin(ranks=1)
+        agent.wait_event(events.PROGRESS)
+        stream = agent.stream(after=agent.state().last_seq, query="&heartbeat_ms=1500")
+        turns: list[list[str]] = []
+        for event in stream:
+            if event.kind == events.SNAPSHOT:
+                turns.append([])
+            turns[-1].append(event.kind)
+            if len(turns) == 4:
+                break
+        assert turns[1:3] == [[events.SNAPSHOT, events.PROGRESS]] * 2
+        agent.request("stop")
+        rest = [event.kind for event, _ in zip(stream, range(4), strict=False)]
+        assert events.ATTEMPT_ENDED in rest
+
+
 @pytest.mark.parametrize("scope", ["operator", "all"])
 def test_cut_network(tmp_path: Path, scope: str) -> None:
     """Streams break and calls fail, for neighbours too if asked; ranks go on; afterwards all is as before."""

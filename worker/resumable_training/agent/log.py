@@ -81,6 +81,18 @@ class EventLog:
             self._events = self._events[surplus:]
 
 
+def newest_progress_only(found: List[Event]) -> List[Event]:
+    """All but progress that a later report of the same rank and attempt repeats."""
+    newest = {_reporter(event): event.seq for event in found if event.kind == events.PROGRESS}
+    return [
+        event for event in found if event.kind != events.PROGRESS or newest[_reporter(event)] == event.seq
+    ]
+
+
+def _reporter(event: Event) -> Any:
+    return event.attempt, event.data.get("rank")
+
+
 def _without_old_progress(kept: List[Event]) -> List[Event]:
     """All but progress that a later report of the same rank and attempt repeats; the newest stay."""
     seen: Dict[Any, Optional[bool]] = {}
@@ -88,7 +100,7 @@ def _without_old_progress(kept: List[Event]) -> List[Event]:
     result = []
     for event in reversed(kept):
         if event.kind == events.PROGRESS:
-            key = (event.attempt, event.data.get("rank"))
+            key = _reporter(event)
             newest += 1
             if key in seen and newest > NEWEST_PROGRESS:
                 continue

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 from resumable_training.agent import http
 from resumable_training.agent.auth import Caller, Denied, Gate
 from resumable_training.agent.http import BadRequest, HttpRequest
-from resumable_training.agent.log import EventLog
+from resumable_training.agent.log import EventLog, newest_progress_only
 from resumable_training.agent.metrics import CONTENT_TYPE
 from resumable_training.contract import CONTRACT_VERSION, events, signing
 from resumable_training.contract.codec import to_json, to_plain
@@ -54,6 +54,15 @@ class _Stream:
         self.sent = sent
         self.heartbeat_seconds = heartbeat_seconds
         self.index = 0
+
+    def chosen(self, new: List[Event], with_progress: bool) -> List[Event]:
+        """What to send of the events that are new to it. A reader that asked for fewer heartbeats gets no
+        turn for progress alone, and of several reports of a rank the newest."""
+        if self.heartbeat_seconds <= HEARTBEAT_SECONDS:
+            return new
+        if not with_progress and all(event.kind == events.PROGRESS for event in new):
+            return []
+        return newest_progress_only(new)
 
 
 class Server:
@@ -242,11 +251,12 @@ class Server:
             if time.monotonic() >= snapshot_due:
                 lines.append(self._snapshot())
                 snapshot_due = time.monotonic() + stream.heartbeat_seconds
-            lines += self._log.after(stream.sent)
+            seen = self._log.last_seq
+            lines += stream.chosen(self._log.after(stream.sent), with_progress=bool(lines))
             if lines:
                 await self._send_lines(writer, stream, caller, lines)
                 self._api.heard()
-            await self._log.wait_beyond(stream.sent, max(0.0, snapshot_due - time.monotonic()))
+            await self._log.wait_beyond(seen, max(0.0, snapshot_due - time.monotonic()))
 
     async def _send_lines(
         self, writer: asyncio.StreamWriter, stream: _Stream, caller: Caller, lines: List[Event]
