@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 10.0
+CLOCKS_AGREE_SECONDS = 2.0  # the API server tells whole seconds, and its answer takes a while
 SETTLE_SECONDS = 15.0  # an API server that has just begun knows no roles yet, and refuses everything
 END_SECONDS = 3.0  # whatever holds the end up: nothing in memory is worth waiting for
 NO_CRD = (
@@ -57,7 +58,6 @@ class Foundation:
     meter: PassMeter
     health: Health
     api: KubeApi
-    agents: AgentPool
     cluster: KubernetesCluster | None = None
     unreachable_at: float = float("-inf")  # when the API server last failed to answer, monotonic
 
@@ -105,10 +105,13 @@ async def _work(options: Options, take_signals: Callable[[], None]) -> None:
         await _patiently(
             base, lambda: rights.require(base.api, options.namespaces, options.operator_namespace)
         )
+        _agree_on_time(base)
+        agents = AgentPool(base.clock)
+        stack.push_async_callback(agents.close)
         master = keys.ApiSecrets(base.api)
         ring = await _patiently(base, lambda: keys.load(master, options.operator_namespace))
         cluster = base.cluster = _cluster(base, ring)
-        reconciler = _reconciler(base, cluster)
+        reconciler = _reconciler(base, cluster, agents)
         await _patiently(base, cluster.relist)
         base.health.relisted()
         count, taken = len(await cluster.jobs()), time.monotonic() - began
@@ -127,12 +130,21 @@ async def _foundation(options: Options, stack: AsyncExitStack) -> Foundation:
     health = Health(clock, meter, options.relist_seconds)
     api = await KubeApi.login()
     stack.push_async_callback(api.close)
-    agents = AgentPool(clock)
-    stack.push_async_callback(agents.close)
-    base = Foundation(options, clock, registry, meter, health, api, agents)
+    base = Foundation(options, clock, registry, meter, health, api)
     pages = application(health, base.metrics_page)
     await stack.enter_async_context(serving(pages, options.bind_address, options.port))
     return base
+
+
+def _agree_on_time(base: Foundation) -> None:
+    """Take the API server's time, once: when a pod or a node will be gone is said in it, and a machine whose
+    clock is minutes off would cut drains short or let them run into the end."""
+    shown = base.api.server_time()
+    wrong = 0.0 if shown is None else base.clock.agree_with(shown, CLOCKS_AGREE_SECONDS)
+    if wrong:
+        base.health.started_at += wrong
+        how = "behind" if wrong > 0 else "ahead of"
+        logger.warning("this machine's clock is %.0f s %s the API server's, which counts", abs(wrong), how)
 
 
 def _cluster(base: Foundation, ring: keys.KeyRing) -> KubernetesCluster:
@@ -147,7 +159,7 @@ def _cluster(base: Foundation, ring: keys.KeyRing) -> KubernetesCluster:
     return KubernetesCluster(base.api, KubeCache(base.clock), ring, base.clock, settings)
 
 
-def _reconciler(base: Foundation, cluster: KubernetesCluster) -> MeteredReconciler:
+def _reconciler(base: Foundation, cluster: KubernetesCluster, agents: AgentPool) -> MeteredReconciler:
     options = base.options
     settings = Settings(
         status_seconds=options.status_seconds,
@@ -155,10 +167,10 @@ def _reconciler(base: Foundation, cluster: KubernetesCluster) -> MeteredReconcil
         jobs_at_once=options.jobs_at_once,
         on_pass=base.meter.decided,
     )
-    reconciler = MeteredReconciler(cluster, base.agents, base.clock, settings, meter=base.meter)
+    reconciler = MeteredReconciler(cluster, agents, base.clock, settings, meter=base.meter)
     facts = metrics.Facts(
         queue_length=lambda: len(reconciler.queue),
-        agents_connected=base.agents.connected,
+        agents_connected=agents.connected,
         relisted_at=lambda: base.health.relisted_at,
         requests=base.api.requests,
     )
