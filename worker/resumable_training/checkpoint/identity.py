@@ -64,7 +64,7 @@ def _refuse_to_create(store: Store, may_create: bool) -> None:
     if not may_create:
         raise StorageUnavailable(
             f"{store.location} has no {STORE_FILE}, and this job has saved a checkpoint before:"
-            f" is this the same {store.advice.kind}, and mounted? (A fresh start needs startFresh: true.)"
+            f" is it the right one, and is the volume mounted? (A fresh start needs startFresh: true.)"
         )
     if record_numbers(store):
         raise StorageUnavailable(f"{store.location} has records but no {STORE_FILE}: restore that file")

@@ -61,7 +61,6 @@ class LocalStore:
     @property
     def advice(self) -> Advice:
         return Advice(
-            kind="directory",
             writable="Make it writable for the user that trains, or set another directory.",
             shared="Each node seems to have a directory of its own under that path. Use a volume that all of"
             " them mount (a ReadWriteMany claim, NFS), at the same path. If it is shared over NFS, new files"

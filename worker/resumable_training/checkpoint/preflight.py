@@ -77,8 +77,7 @@ def _judged(store: Store, error: StorageUnavailable) -> Exception:
     if not isinstance(error, StorageRefused) and not of_the_system:
         return error
     return StoreMisconfigured(
-        f"the checkpoint {store.advice.kind} {store.location} can't be written: {error}."
-        f" {store.advice.writable}"
+        f"the checkpoint store {store.location} can't be written: {error}. {store.advice.writable}"
     )
 
 
@@ -102,7 +101,7 @@ def _await_store(store: Store, identity: StoreIdentity, first_host: str) -> None
 
 def _not_shared(store: Store, first_host: str, what: str) -> StoreMisconfigured:
     return StoreMisconfigured(
-        f"the checkpoint {store.advice.kind} {store.location} is not shared between the ranks: {what}"
+        f"the checkpoint store {store.location} is not shared between the ranks: {what}"
         f" (rank 0 is on {first_host}). {store.advice.shared}"
     )
 

@@ -100,7 +100,6 @@ class S3Store:
     @property
     def advice(self) -> Advice:
         return Advice(
-            kind="object storage",
             writable="Give the job credentials that may read, write, list and delete there.",
             shared="All ranks need the same bucket, prefix and AWS_ENDPOINT_URL, and a server that shows a"
             " new object to everybody at once.",

@@ -25,7 +25,6 @@ class Entry:
 class Advice:
     """What to tell a user whose store can't hold checkpoints: whole sentences, by what is wrong."""
 
-    kind: str  # "directory"
     writable: str
     shared: str
     create_only: str
