@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from typing import Self
 
 LONGEST_BYTES = 1 << 20  # of a reply, and of a line: an agent's are small
+LONGEST_HEAD = 32 * 1024  # bytes of status and headers
 LONGEST_SIZE = 16  # characters that tell the size of a chunk
+BURST_BYTES = 8 << 20  # of a stream: more than an agent's whole log
+BYTES_A_SECOND = 128 << 10  # of a stream beyond that; an agent tells some hundred lines a minute
 _SIZE = re.compile(rb"[0-9a-fA-F]{1,%d}" % LONGEST_SIZE)
 
 Take = Callable[[bytes], bool]  # a line; true: no more of them
@@ -129,11 +132,12 @@ class Connection(asyncio.Protocol):
         self._headers: dict[str, str] = {}
         self._left: int | None = None  # bytes until the end of the body, or of the chunk; None: not known
         self._chunked = False
-        self._text = b""  # of the body; of a stream that is read: the beginning of a line
+        self._text = bytearray()  # of the body; of a stream that is read: the beginning of a line
         self._take: Take | None = None
         self._error: Exception | None = None
         self._is_over = False
-        self._heard_at = self._loop.time()
+        self._heard_at = self._filled_at = self._loop.time()
+        self._room = float(BURST_BYTES)
         self._timer: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -153,12 +157,12 @@ class Connection(asyncio.Protocol):
         Raises:
             what ``take`` raises
         """
-        text, self._text, self._take = self._text, b"", take
+        text, self._text, self._take = bytes(self._text), bytearray(), take
         self._guarded(lambda: self._split(text))
         await self.ended()
 
     def reply(self) -> Reply:
-        return Reply(self._status, self._headers, self._text)
+        return Reply(self._status, self._headers, bytes(self._text))
 
     def watch_silence(self, seconds: float) -> None:
         """End when nothing has come for so long. One timer for all lines, which looks when the last came."""
@@ -206,6 +210,20 @@ class Connection(asyncio.Protocol):
         self._heard_at = self._loop.time()
         self._data += data
         self._guarded(self._advance)
+        self._slow_down(len(data))
+
+    def _slow_down(self, count: int) -> None:
+        """Whoever tells without end is read no faster than others can bear."""
+        now = self._heard_at
+        self._room = min(BURST_BYTES, self._room + (now - self._filled_at) * BYTES_A_SECOND) - count
+        self._filled_at = now
+        if self._room < 0 and not self._is_over:
+            self.transport.pause_reading()
+            self._loop.call_later(-self._room / BYTES_A_SECOND, self._go_on)
+
+    def _go_on(self) -> None:
+        if not self._is_over:
+            self.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         complete = self._status and not self._chunked and self._left is None
@@ -231,7 +249,7 @@ class Connection(asyncio.Protocol):
 
     def _read_head(self) -> bool:
         head, end, rest = self._data.partition(b"\r\n\r\n")
-        if len(head) > LONGEST_BYTES:
+        if len(head) > LONGEST_HEAD:
             raise NotHttp("the head of the reply is too long")
         if not end:
             return False
@@ -268,20 +286,24 @@ class Connection(asyncio.Protocol):
 
     def _read_chunks(self) -> None:
         """``size CR LF data CR LF`` and so on; size 0 is the end. ``_left`` counts the second CR LF, too."""
-        while self._data and not self._is_over:
+        data, at, texts, is_last = self._data, 0, [], False
+        while at < len(data) and not is_last:
             if self._left:
-                part, text = self._data[: self._left], self._data[: max(0, self._left - 2)]
-                self._data, self._left = self._data[self._left :], self._left - len(part)
-                self._deliver(text)
+                stop = min(at + self._left, len(data))
+                texts.append(data[at : max(at, min(at + self._left - 2, stop))])
+                at, self._left = stop, self._left - (stop - at)
                 continue
-            size, end, rest = self._data.partition(b"\r\n")
-            if not end and len(size) <= LONGEST_SIZE:
-                return
-            number = _hexadecimal(size.partition(b";")[0])
-            if number == 0:
-                self.end()
-                return
-            self._data, self._left = rest, number + 2
+            end = data.find(b"\r\n", at, at + LONGEST_SIZE + 2)
+            if end < 0 and len(data) - at <= LONGEST_SIZE:
+                break
+            if end < 0:
+                raise NotHttp(f"no size of a chunk: {data[at : at + 80]!r}")
+            number = _hexadecimal(data[at:end].partition(b";")[0])
+            at, self._left, is_last = end + 2, number + 2, number == 0
+        self._data = data[at:]
+        self._deliver(b"".join(texts))  # all at once: they may be many, and tiny
+        if is_last:
+            self.end()
 
     def _deliver(self, data: bytes) -> None:
         if self._take is not None:
@@ -293,13 +315,18 @@ class Connection(asyncio.Protocol):
 
     def _split(self, data: bytes) -> None:
         assert self._take is not None
-        *lines, self._text = (self._text + data).split(b"\n")
+        whole, end, rest = data.rpartition(b"\n")
+        lines = bytes(self._text + whole).split(b"\n") if end else []
+        if end:
+            self._text.clear()
+        self._text += rest
         if len(self._text) > LONGEST_BYTES:
             raise NotHttp("a line is too long")
-        for line in lines:
-            if self._is_over:
+        for line in lines:  # also those that came with the end of the stream
+            if self._take is None:
                 return
             if self._take(line):
+                self._take = None
                 self.end()
 
 
