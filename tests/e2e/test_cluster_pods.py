@@ -63,22 +63,21 @@ def test_evicted_pod(cluster_run: ClusterRun) -> None:
     run.api.create(budgets, {"metadata": {"name": "one"}, "spec": spec})
     budget = f"{budgets}/one"
     run.wait(lambda: run.api.get(budget)["status"].get("expectedPods") == 2, "the budget to count pods")
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": second}}
     with pytest.raises(ApiError) as refused:
-        run.api.create(f"{run.pod_path(second)}/eviction", eviction)
+        run.evict(second)
     assert refused.value.status == 429
     assert run.status().attempt.number == 1
 
     run.api.patch(budget, {"spec": {"maxUnavailable": 1}})
     run.wait(lambda: run.api.get(budget)["status"]["disruptionsAllowed"] == 1, "the budget to allow one")
-    run.api.create(f"{run.pod_path(second)}/eviction", eviction)
+    run.evict(second)
     status = run.until_goes_on(2)
     ending = status.last_interruption
     assert ending is not None
     assert (ending.cause, ending.rework_steps) == ("evicted", 0)
     assert len(status.budgets.preemption) == 1
     assert run.life(first) == kept
-    run.until_event("Draining", "EvictionByEvictionAPI")
+    assert "EvictionByEvictionAPI" in ending.message
 
 
 def test_out_of_memory(cluster_run: ClusterRun) -> None:
@@ -101,9 +100,7 @@ def test_condition_of_a_queue(cluster_run: ClusterRun) -> None:
     run.until_step(30)
     first, second = run.members()
     kept = run.life(first)
-    target = {"type": "TerminationTarget", "status": "True", "reason": "Preempted", "message": "no quota"}
-    target["lastTransitionTime"] = run.pods()[second]["status"]["startTime"]
-    run.api.patch_status(run.pod_path(second), {"status": {"conditions": [target]}}, "strategic")
+    run.stop_by_queue(second)
     status = run.until_goes_on(2)
     ending = status.last_interruption
     assert ending is not None

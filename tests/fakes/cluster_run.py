@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
 import moments
 from local_run import FAKE_RANK, carriers
 from moments import Wish
-from operator_process import OperatorProcess, grant, revoke
+from operator_process import PROGRAM, OperatorProcess, grant, revoke
 
 from bed.api import ApiError, path
 from bed.control_plane import ControlPlane
@@ -47,27 +48,33 @@ class Operator:
         self.namespace = f"operator-{secrets.token_hex(4)}"
         self._plane = plane
         plane.api.create(path("v1", "namespaces"), {"metadata": {"name": self.namespace}})
-        self._kubeconfig = grant(plane, self.namespace, whole_cluster=True)
+        self.kubeconfig = grant(plane, self.namespace, whole_cluster=True)
         self._runs: list[OperatorProcess] = []
 
     @property
     def process(self) -> OperatorProcess:
         return self._runs[-1]
 
-    def start(self) -> Self:
-        """A fresh process; returns when it works."""
-        log = self._directory / f"operator-{len(self._runs)}.log"
-        options = ("--operator-namespace", self.namespace, *OPTIONS)
-        self._runs.append(OperatorProcess(log, self._kubeconfig, *options))
+    def start(self, *more: str) -> Self:
+        """A fresh process; returns when it works. ``more`` options count before the usual ones."""
+        self.begin(*more)
         self.process.await_ready()
         return self
+
+    def begin(self, *more: str, program: Sequence[str] = PROGRAM) -> OperatorProcess:
+        """As ``start``, but nothing is awaited; ``program`` as of ``OperatorProcess``."""
+        log = self._directory / f"operator-{len(self._runs)}.log"
+        options = ("--operator-namespace", self.namespace, *OPTIONS, *more)
+        self._runs.append(OperatorProcess(log, self.kubeconfig, *options, program=program))
+        return self.process
 
     def kill(self) -> None:
         self.process.kill()
 
     def remove(self) -> None:
-        """The process, its rights and its namespace."""
-        self.kill()
+        """All its processes, its rights and its namespace."""
+        for process in self._runs:
+            process.kill()
         revoke(self._plane, self.namespace)
         self._plane.api.delete(path("v1", "namespaces", name=self.namespace))
 
@@ -169,6 +176,21 @@ class ClusterRun:
     def scale(self, replicas: int) -> None:
         """As ``kubectl scale`` does."""
         self.api.patch(f"{self.where}/scale", {"spec": {"replicas": replicas}})
+
+    def let_go(self, wish: Wish) -> None:
+        """The rank that waits there goes on."""
+        moments.let_go(self.volume / "moments", wish)
+
+    def evict(self, worker: str) -> None:
+        """Through the eviction API; ApiError 429 while a disruption budget forbids it."""
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": worker}}
+        self.api.create(f"{self.pod_path(worker)}/eviction", eviction)
+
+    def stop_by_queue(self, worker: str) -> None:
+        """Set the condition with which Kueue announces that it stops a pod."""
+        target = {"type": "TerminationTarget", "status": "True", "reason": "Preempted", "message": "no quota"}
+        target["lastTransitionTime"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.api.patch_status(self.pod_path(worker), {"status": {"conditions": [target]}}, "strategic")
 
     # ---- looking at it -------------------------------------------------------------------------------
 
