@@ -61,7 +61,7 @@ def test_commands_and_options_exist(path: Path) -> None:
     """Every `rtj command --option` in a document is known to the command line."""
     commands, unknown = _commands(), []
     for line in _code_lines(path):
-        ours = re.sub(r"kubectl (?!rtj)[^|;&]*", "", line.split(" #")[0])  # kubectl's rtj is a kind of objects
+        ours = re.sub(r"kubectl (?!rtj)[^|;&]*", "", line.split(" #")[0])  # there rtj is a kind of objects
         for words in re.findall(r"(?:^|[ $])rtj((?: +[^ |;&]+)*)", ours):
             before_script = re.split(r" -- |\.py\b", words)[0].split()
             name = max((n for n in commands if before_script[: len(n.split())] == n.split()), key=len)

@@ -58,7 +58,7 @@ WORKER_KINDS = ("desired", "ready", "min", "max")
 # The operator's own.
 OPERATOR_BUILD_INFO = "resumable_operator_build_info"
 OPERATOR_PASSES_TOTAL = "resumable_operator_passes_total"
-OPERATOR_PASS_SECONDS = "resumable_operator_pass_seconds"
+OPERATOR_PASS_SECONDS = "resumable_operator_pass_seconds"  # noqa: S105  a duration, no password
 OPERATOR_EVENT_TO_ASSIGNMENT_SECONDS = "resumable_operator_event_to_assignment_seconds"
 OPERATOR_RELIST_FAILURES_TOTAL = "resumable_operator_relist_failures_total"
 OPERATOR_API_REQUESTS_TOTAL = "resumable_operator_api_requests_total"
