@@ -27,7 +27,9 @@ FIRST_RETRY_SECONDS = 0.1
 LAST_RETRY_SECONDS = 2.0
 LAST_WORDS_SECONDS = 0.5
 OPENED_AT_ONCE = 100
-LARGEST_MS = 2**53  # of an agent's clock; beyond it, it is nonsense
+LARGEST = 2**53  # of an agent's numbers and of its clock; what is beyond is nonsense
+LONGEST_BOOT_ID = 64
+MOST_EVENTS = 5000  # not yet folded: more than an agent's log holds
 
 
 @dataclass
@@ -97,6 +99,7 @@ class Link:
 
     def answered(self, state: AgentState) -> AgentState:
         """Take note of the state in a reply."""
+        self._check_state(state)
         self.last_heard = self.clock.now()
         if state.boot_id == self._boot_id:
             self._take(state)
@@ -145,6 +148,8 @@ class Link:
 
     async def _open(self) -> EventStream:
         boot_id = await self.client.hello()
+        if len(boot_id) > LONGEST_BOOT_ID:  # it is kept in status
+            raise AgentNotBelieved("words", f"{self.worker}: no boot has a name of {len(boot_id)} characters")
         if boot_id != self._boot_id:
             self._boot_id, self._received = boot_id, self.cursors.get(boot_id, 0)
             self._held, self._offset = None, None
@@ -187,11 +192,19 @@ class Link:
         Raises:
             AgentNotBelieved: that is no time.
         """
-        if not 0 <= agent_ms <= LARGEST_MS:
-            raise AgentNotBelieved("words", f"{self.worker}: {agent_ms} is no time")
+        self._check(agent_ms)
         self.last_heard = self.clock.now()
         self._distrust(None)
         return self.last_heard
+
+    def _check_state(self, state: AgentState) -> None:
+        self._check(state.now_ms, state.attempt, state.last_seq, state.first_seq, state.master_port)
+
+    def _check(self, *numbers: int) -> None:
+        """Raises: AgentNotBelieved: they count nothing that there is, and would spoil what is counted."""
+        for number in numbers:
+            if not 0 <= number <= LARGEST:
+                raise AgentNotBelieved("words", f"{self.worker}: a number or time is out of all bounds")
 
     def _note_offset(self, agent_ms: int, now: float) -> None:
         offset = now - agent_ms / 1000
@@ -201,10 +214,12 @@ class Link:
         now = self._heard_at(event.at_ms)
         if event.kind == events.SNAPSHOT:
             state = from_plain(AgentState, event.data)
-            if not 0 <= state.now_ms <= LARGEST_MS:
-                raise AgentNotBelieved("words", f"{self.worker}: {state.now_ms} is no time")
+            self._check_state(state)
             self._hear_snapshot(state, now)
         elif event.seq > self._received:
+            self._check(event.seq, event.attempt)
+            if len(self.events) >= MOST_EVENTS:  # it will be asked for them again
+                raise AgentNotBelieved("words", f"{self.worker} tells more than can be taken in")
             self._received = event.seq
             self._keep(event, now)
             self._fold(event)
@@ -277,13 +292,16 @@ def fold_state(state: AgentState, event: Event) -> AgentState:
     if event.attempt != state.attempt:
         return state
     if event.kind == events.RANKS_STARTED:
-        return replace(state, state="running", ranks_alive=len(event.data.get("ranks", ())))
+        ranks = event.data.get("ranks")
+        return replace(state, state="running", ranks_alive=len(ranks) if isinstance(ranks, list) else 0)
     if event.kind == events.DRAIN_REQUESTED and state.state == "running":
         return replace(state, state="draining")
     if event.kind == events.RANK_EXITED:
         return replace(state, ranks_alive=max(0, state.ranks_alive - 1))
     if event.kind == events.ATTEMPT_ENDED:
-        return replace(state, state="ended", outcome=event.data.get("outcome"), ranks_alive=0)
+        outcome = event.data.get("outcome")
+        known = outcome if outcome in events.OUTCOMES else None
+        return replace(state, state="ended", outcome=known, ranks_alive=0)
     return state
 
 

@@ -93,11 +93,14 @@ async def test_no_size_of_a_chunk(size: bytes) -> None:
         writer.write(HEAD + size + b"\r\nx\r\n")
         await writer.drain()
 
+    async def read(call: Call, session: Session) -> None:
+        stream = await session.stream(call)
+        assert isinstance(stream, Connection)
+        await stream.read(lambda _line: False)
+
     async with answering(answer) as call, Session() as session:
         with pytest.raises(NotHttp):
-            stream = await session.stream(call)
-            assert isinstance(stream, Connection)
-            await stream.read(lambda _line: False)
+            await read(call, session)
 
 
 async def test_tiny_chunks_keep_nobody_else_waiting() -> None:

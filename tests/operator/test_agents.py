@@ -526,3 +526,61 @@ async def test_agents_that_do_not_answer_keep_nobody_waiting(agent: FakeAgent, p
     assert pool.agents(JOB)["w-1-1"].last_heard is None
     await pool.sync(JOB, [Endpoint("w-1-1", "127.0.0.1", 1, KEY), endpoint(agent)], {})
     await until(lambda: pool.agents(JOB)["w-0-1"].connected)
+
+
+@pytest.mark.parametrize("name", ["attempt", "first_seq", "last_seq", "now_ms", "master_port"])
+@pytest.mark.parametrize("number", [2**60, 10**30, -1])
+async def test_a_state_that_counts_beyond_all_bounds(
+    agent: FakeAgent, pool: AgentPool, name: str, number: int
+) -> None:
+    """It would be the base of what is counted next, so it is not taken in, in a stream or in a reply."""
+    good, wrong = agent.state, {name: number}
+    agent.state = dataclasses.replace(agent.state, **wrong)  # type: ignore[arg-type]
+    await pool.sync(JOB, [endpoint(agent)], {})
+    await until(lambda: distrust(pool) == "words")
+    assert pool.agents(JOB)[agent.worker].state is None
+    with pytest.raises(AgentNotBelieved):
+        await pool.request(JOB, agent.worker, STOP)
+    agent.state = good
+    agent.break_streams()
+    await until(lambda: pool.agents(JOB)[agent.worker].state == good)
+
+
+async def test_events_beyond_count(
+    agent: FakeAgent, pool: AgentPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more are kept than there is room for; the others are asked for when those are folded."""
+    monkeypatch.setattr("resumable_operator.agent_link.MOST_EVENTS", 5)
+    for number in range(12):
+        agent.tell(events.WARNING, message=str(number))
+    await pool.sync(JOB, [endpoint(agent)], {})
+    await until(lambda: distrust(pool) == "words")
+    assert len(kinds(pool)) == 5
+    folded = 0
+    while folded < 12:
+        await until(lambda: kinds(pool))
+        folded += len(pool.consume(JOB, {"boot-1": folded + len(kinds(pool))}))
+    assert kinds(pool) == []
+
+
+async def test_a_boot_with_an_endless_name(agent: FakeAgent, pool: AgentPool) -> None:
+    """The name of a boot is kept in status: one that fills it is not believed."""
+    agent.boot_id = "b" * 100_000
+    await pool.sync(JOB, [endpoint(agent)], {})
+    await until(lambda: distrust(pool) == "words")
+    assert len(pool.agents(JOB)[agent.worker].distrust.message) < 300  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (events.RANKS_STARTED, {"ranks": 5}),
+        (events.ATTEMPT_ENDED, {"outcome": {"a": 1}}),
+        (events.RANK_EXITED, {}),
+    ],
+)
+def test_odd_data_of_an_event(kind: str, data: dict[str, object]) -> None:
+    """Signed nonsense in an event is no state that could not be stored, and ends no stream."""
+    state = AgentState("boot", "w", attempt=2, state="running", ranks_alive=2, last_seq=4)
+    after = fold_state(state, Event(5, 0, kind, 2, "boot", data))
+    assert (after.outcome, after.ranks_alive >= 0) == (None, True)
