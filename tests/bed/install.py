@@ -17,8 +17,13 @@ NAMESPACE = "resumable-system"
 RELEASE = "resumable-training"
 WAIT_SECONDS = 180
 
-# All pods of the bed share the machine's ports, and two operators may run on it: each has its pod's address.
-VALUES: Mapping[str, Any] = {"bindAddress": "$(POD_IP)"}
+PORTS = range(8100, 9000)
+
+
+def own_values(plane: ControlPlane) -> Mapping[str, Any]:
+    """Values for the bed, where all pods share the machine's ports: the operator serves on its pod's address,
+    and not on a port that others like to take on all addresses, and would then answer its probes on."""
+    return {"bindAddress": "$(POD_IP)", "port": PORTS[plane.port % len(PORTS)]}
 
 
 class InstallFailed(Exception):
@@ -49,7 +54,7 @@ def install(
     release: str = RELEASE,
     namespace: str = NAMESPACE,
 ) -> None:
-    """Install the chart, or upgrade to it, with `values` over VALUES; returns when it is available.
+    """Install the chart, or upgrade to it, with `values` over `own_values`; returns when it is available.
 
     Needs nodes. Raises InstallFailed.
     """
@@ -57,7 +62,7 @@ def install(
         plane,
         *("upgrade", "--install", release, CHART, "--namespace", namespace, "--create-namespace"),
         *("--wait", "--timeout", f"{WAIT_SECONDS}s", "--values", "-"),
-        input=json.dumps({**VALUES, **(values or {})}),
+        input=json.dumps({**own_values(plane), **(values or {})}),
     )
     if result.returncode:
         pods = plane.kubectl("get", "pods,events", "-n", namespace, check=False).stdout

@@ -166,7 +166,9 @@ def test_arguments_are_the_operators(
 ) -> None:
     """The operator accepts the rendered command line, and it means what the values say."""
     container = _operator(
-        render(*settings, "log.level=debug", "agent.image=agent:1", "agent.imagePullPolicy=Never")
+        render(
+            *settings, "log.level=debug", "agent.image=agent:1", "agent.imagePullPolicy=Never", "port=8081"
+        )
     )
     assert container["command"] == ["python", "-m", "resumable_operator"]
     arguments = [argument.replace("$(POD_NAMESPACE)", "sys") for argument in container["args"]]
@@ -180,7 +182,7 @@ def test_arguments_are_the_operators(
     assert options.namespaces == namespaces
     assert options.operator_namespace == "sys"
     assert (options.agent_image, options.agent_image_pull_policy) == ("agent:1", "Never")
-    assert (options.log_format, options.log_level, options.port) == ("json", "debug", 8080)
+    assert (options.log_format, options.log_level, options.port) == ("json", "debug", 8081)
     assert container["ports"] == [{"name": "http", "containerPort": options.port}]
 
 
