@@ -20,6 +20,7 @@ from resumable_training.contract.labels import GROUP, PLURAL, VERSION
 
 POD_SELECTOR = "app.kubernetes.io/managed-by=resumable-training"
 WATCHER = "watcher for "  # how kopf's names of these tasks begin
+LOOK_SECONDS = 0.1
 RETRY_SECONDS = (0.1, 0.3, 1.0, *(2.0 for _ in range(150)))  # five minutes of an API server that is away
 
 
@@ -99,6 +100,8 @@ async def watch(
     handlers: kopf.OperatorRegistry,
     namespaces: Iterable[str],
     take_signals: Callable[[], None] = lambda: None,
+    *,
+    nodes: bool = False,
 ) -> None:
     """Watch until cancelled.
 
@@ -108,9 +111,10 @@ async def watch(
     Args:
         namespaces: none: the whole cluster.
         take_signals: called when kopf has set its own handlers for SIGTERM and SIGINT, to put others back.
+        nodes: as of ``registry``.
 
     Raises:
-        FatalError: a watch has ended for good. A fresh process begins anew.
+        FatalError: a watch has ended for good, or did not begin. A fresh process begins anew.
     """
     chosen = tuple(namespaces)
     tasks = await kopf.spawn_tasks(
@@ -121,6 +125,8 @@ async def watch(
         namespaces=chosen,
     )
     take_signals()
+    wanted = {PLURAL, "pods", *(["nodes"] if nodes else [])}
+    tasks = [*tasks, asyncio.create_task(_require_watches(wanted), name="are all watched")]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -129,9 +135,32 @@ async def watch(
         # cancelled together with its own helper task takes that for a pause, and goes on for ever.
         await _end(task for task in asyncio.all_tasks() if task.get_name().startswith(WATCHER))
     errors = [error for task in done if (error := task.exception()) is not None]
+    if errors and isinstance(errors[0], FatalError):
+        raise errors[0]
     if errors:
         raise FatalError(f"the watch of the cluster failed: {_words(errors[0])}") from errors[0]
     raise FatalError("the watch of the cluster ended unexpectedly")
+
+
+async def _require_watches(plurals: set[str]) -> None:
+    """For ever, unless a kind is not watched: the API server did not name it when kopf asked for all kinds,
+    once, and kopf passes over that.
+
+    Raises:
+        FatalError
+    """
+    while not (watched := _watched()):  # noqa: ASYNC110 -- kopf does not tell; they all begin together
+        await asyncio.sleep(LOOK_SECONDS)
+    missing = ", ".join(sorted(plurals - watched))
+    if missing:
+        raise FatalError(f"there is no watch of {missing}: the API server does not list that kind yet")
+    await asyncio.Event().wait()
+
+
+def _watched() -> set[str]:
+    """Plurals; the tasks are named ``watcher for <plural>.<version>.<group>@<namespace>``."""
+    names = [task.get_name() for task in asyncio.all_tasks()]
+    return {name.removeprefix(WATCHER).split(".")[0] for name in names if name.startswith(WATCHER)}
 
 
 async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -116,11 +116,13 @@ async def _work(options: Options, take_signals: Callable[[], None]) -> None:
         base.health.relisted()
         count, taken = len(await cluster.jobs()), time.monotonic() - began
         logger.info("synced after %.2f s, %d jobs", taken, count, extra={"event": "synced"})
-        watches = handlers.registry(cluster.cache, base.api.configuration, nodes=cluster.node_signals)
+        nodes = cluster.node_signals
+        watches = handlers.registry(cluster.cache, base.api.configuration, nodes=nodes)
+        watching = handlers.watch(watches, options.namespaces, take_signals, nodes=nodes)
         async with asyncio.TaskGroup() as group:
             group.create_task(_compare(base, cluster, ring, master), name="relist")
             group.create_task(reconciler.run(), name="reconcile")
-            group.create_task(handlers.watch(watches, options.namespaces, take_signals), name="watch")
+            group.create_task(watching, name="watch")
 
 
 async def _foundation(options: Options, stack: AsyncExitStack) -> Foundation:

@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from bed.control_plane import ControlPlane
 from bed.processes import wait_until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+PROGRAM = ("-m", "resumable_operator")
 ACCOUNT = "resumable-training"
 AGENT_IMAGE = "resumable-training/operator:0.1.0"
 START_SECONDS = 60.0
@@ -37,11 +38,14 @@ KINDS = {
 
 
 class OperatorProcess:
-    """``python -m resumable_operator`` on a free port; its log is JSON lines in a file."""
+    """``python -m resumable_operator`` on a free port; its log is JSON lines in a file.
 
-    def __init__(self, log: Path, kubeconfig: Path, *options: str) -> None:
+    ``program``: what Python runs instead, which takes the same options.
+    """
+
+    def __init__(self, log: Path, kubeconfig: Path, *options: str, program: Sequence[str] = PROGRAM) -> None:
         self.log = log
-        command = [sys.executable, "-m", "resumable_operator", "--agent-image", AGENT_IMAGE]
+        command = [sys.executable, *program, "--agent-image", AGENT_IMAGE]
         command += ["--port", "0", "--bind-address", "127.0.0.1", *options]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KUBE")}
         with log.open("wb") as output:
