@@ -1,7 +1,8 @@
 """Work queue with client-go's *dirty* and *processing* sets: a key is worked on by one worker at a time.
 
 A key that is added while it is being worked on is handed out once more when that work is done, however often
-it was added: changes are never lost and never pile up. ``reconcile`` is its only caller.
+it was added: changes are never lost and never pile up. Keys with news come before those that are looked at as
+a routine: a thousand looks now and then must not keep one failure waiting. ``reconcile`` is its only caller.
 """
 
 from __future__ import annotations
@@ -14,38 +15,43 @@ class WorkQueue:
     """Keys to look at. Use within one event loop."""
 
     def __init__(self, base_delay: float = 0.05, max_delay: float = 10.0) -> None:
-        self._ready: deque[str] = deque()
-        self._dirty: set[str] = set()
+        self._dirty: dict[str, bool] = {}  # key -> whether it is a routine
+        self._news: dict[str, None] = {}  # those to hand out, in order
+        self._routine: dict[str, None] = {}
         self._processing: set[str] = set()
-        self._timers: dict[str, tuple[float, asyncio.TimerHandle]] = {}
+        self._timers: dict[str, tuple[float, bool, asyncio.TimerHandle]] = {}
         self._failures: dict[str, int] = {}
-        self._arrived = asyncio.Event()
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting_for_news: deque[asyncio.Future[None]] = deque()
         self._base_delay = base_delay
         self._max_delay = max_delay
 
     def __len__(self) -> int:
-        return len(self._ready)
+        return len(self._news) + len(self._routine)
 
-    def add(self, key: str) -> None:
-        """Look at ``key`` as soon as possible."""
-        if key in self._dirty:
-            return
-        self._dirty.add(key)
-        if key not in self._processing:
-            self._hand_out(key)
+    def add(self, key: str, *, routine: bool = False) -> None:
+        """Look at ``key`` as soon as possible; ``routine``: when no other has news."""
+        known = self._dirty.get(key)
+        if known is None or (known and not routine):
+            self._dirty[key] = routine
+            if key not in self._processing:
+                self._hand_out(key)
 
-    def add_after(self, key: str, delay: float) -> None:
+    def add_after(self, key: str, delay: float, *, routine: bool = False) -> None:
         """Look at ``key`` in ``delay`` seconds at the latest; of several such wishes the earliest counts."""
         if delay <= 0:
-            self.add(key)
+            self.add(key, routine=routine)
             return
         loop = asyncio.get_running_loop()
         due = loop.time() + delay
         if key in self._timers:
-            if self._timers[key][0] <= due:
+            known_due, known_routine, handle = self._timers[key]
+            routine = routine and known_routine
+            if known_due <= due:
+                self._timers[key] = (known_due, routine, handle)
                 return
-            self._timers[key][1].cancel()
-        self._timers[key] = (due, loop.call_at(due, self._expire, key))
+            handle.cancel()
+        self._timers[key] = (due, routine, loop.call_at(due, self._expire, key))
 
     def add_failed(self, key: str) -> float:
         """Look again after a delay that doubles with every failure in a row; returns it in seconds."""
@@ -59,14 +65,17 @@ class WorkQueue:
         """Forget the failures of ``key``."""
         self._failures.pop(key, None)
 
-    async def get(self) -> str:
-        """The next key; the caller must call ``done`` with it."""
-        while not self._ready:
-            self._arrived.clear()
-            await self._arrived.wait()
-        key = self._ready.popleft()
-        self._dirty.discard(key)
+    async def get(self, *, news_only: bool = False) -> str:
+        """The next key; the caller must call ``done`` with it. ``news_only``: no routine."""
+        while not self._news and (news_only or not self._routine):
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            (self._waiting_for_news if news_only else self._waiting).append(waiter)
+            await waiter
+        found = self._news or self._routine
+        key = next(iter(found))
+        del found[key], self._dirty[key]
         self._processing.add(key)
+        self._wake_one()  # one that was woken may have taken what another was woken for
         return key
 
     def done(self, key: str) -> None:
@@ -80,7 +89,7 @@ class WorkQueue:
         self._failures.pop(key, None)
         timer = self._timers.pop(key, None)
         if timer:
-            timer[1].cancel()
+            timer[2].cancel()
 
     def close(self) -> None:
         """Cancel all timers."""
@@ -88,9 +97,24 @@ class WorkQueue:
             self.forget(key)
 
     def _expire(self, key: str) -> None:
-        self._timers.pop(key, None)
-        self.add(key)
+        _, routine, _ = self._timers.pop(key)
+        self.add(key, routine=routine)
 
     def _hand_out(self, key: str) -> None:
-        self._ready.append(key)
-        self._arrived.set()
+        routine = self._dirty[key]
+        if routine:
+            self._routine[key] = None
+        else:
+            self._routine.pop(key, None)
+            self._news[key] = None
+        self._wake_one()
+
+    def _wake_one(self) -> None:
+        """Of those that wait and would take what is there; who is woken for nothing waits again."""
+        would_take = [self._waiting_for_news, self._waiting] if self._news else [self._waiting]
+        for waiting in would_take if len(self) else ():
+            while waiting:
+                waiter = waiting.popleft()
+                if not waiter.done():
+                    waiter.set_result(None)
+                    return

@@ -88,6 +88,7 @@ class Reconciler:
         self._settings = settings or Settings()
         self._decide = decide
         self._written_at: dict[str, float] = {}
+        self._moving: set[str] = set()  # jobs whose ranks have done a step of the attempt that runs
         self._refusals: dict[str, Refusal] = {}
         self._uids: dict[str, str] = {}  # by key
         self._checks = SpecChecks(cluster)
@@ -100,7 +101,8 @@ class Reconciler:
                 group.create_task(self._watch(), name="watch")
                 group.create_task(self._relist(), name="relist")
                 for number in range(self._settings.jobs_at_once):
-                    group.create_task(self._work(), name=f"reconcile {number}")
+                    news_only = number < self._settings.jobs_at_once // 2
+                    group.create_task(self._work(news_only), name=f"reconcile {number}")
         except BaseExceptionGroup as group_error:
             raise _first_leaf(group_error) from group_error
         finally:
@@ -137,8 +139,12 @@ class Reconciler:
         return await observe(self._cluster, self._agents, job, problems, self._refusals.get(key))
 
     def _progressed(self, key: str) -> None:
-        """Progress is for status, and waits with it: of many reports in the meantime the newest counts."""
-        self.queue.add_after(key, self._settings.status_seconds * PROGRESS_SHARE)
+        """Progress is for status, and waits with it: of many reports in the meantime the newest counts. That
+        an attempt has done its first step is told earlier."""
+        wait = self._settings.status_seconds * PROGRESS_SHARE
+        if key in self._moving:
+            wait = max(wait, self._write_due(key) - self._clock.now())
+        self.queue.add_after(key, wait, routine=True)
 
     # ---- where work comes from -----------------------------------------------------------------------
 
@@ -154,18 +160,24 @@ class Reconciler:
             await asyncio.sleep(1.0)
 
     async def _relist(self) -> None:
+        """Look at every job now and then; at all at once only at the start."""
+        pause = 0.0
         while True:
+            jobs: list[Job] = []
             try:
-                for job in await self._cluster.jobs():
-                    self.queue.add(job.key)
+                jobs = await self._cluster.jobs()
             except ResumableError as error:
                 _raise_if_fatal(error)
                 logger.warning("jobs could not be listed: %s", error)
-            await asyncio.sleep(self._settings.relist_seconds)
+            for job in jobs:
+                self.queue.add(job.key, routine=True)
+                await asyncio.sleep(pause)
+            pause = self._settings.relist_seconds / (len(jobs) + 1)
+            await asyncio.sleep(pause)
 
-    async def _work(self) -> None:
+    async def _work(self, news_only: bool) -> None:
         while True:
-            key = await self.queue.get()
+            key = await self.queue.get(news_only=news_only)
             try:
                 await self._attempt_step(key)
             finally:
@@ -269,10 +281,16 @@ class Reconciler:
                 await self._cluster.emit_event(job, action.kind, action.reason, action.message)
 
     def _schedule(self, key: str, plan: Plan, now: float, unwritten: bool, done: _Done) -> None:
+        attempt = plan.status.attempt
+        if attempt.state == "running" and attempt.first_step_at is not None:
+            self._moving.add(key)
+        else:
+            self._moving.discard(key)
         if plan.wake_at is not None:
-            self.queue.add_after(key, max(SHORTEST_WAIT_SECONDS, plan.wake_at - now))
+            wait = max(SHORTEST_WAIT_SECONDS, plan.wake_at - now)
+            self.queue.add_after(key, wait, routine=key in self._moving)
         if unwritten:
-            self.queue.add_after(key, max(SHORTEST_WAIT_SECONDS, self._write_due(key) - now))
+            self.queue.add_after(key, max(SHORTEST_WAIT_SECONDS, self._write_due(key) - now), routine=True)
         if done.refusal is not None:
             self.queue.add(key)
         if done.failures:
@@ -288,6 +306,7 @@ class Reconciler:
         self.queue.forget(key)
         self._uids.pop(key, None)
         self._written_at.pop(key, None)
+        self._moving.discard(key)
         self._refusals.pop(key, None)
         self._checks.forget(key)
 

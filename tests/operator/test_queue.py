@@ -47,6 +47,55 @@ async def test_waiting_getter_wakes() -> None:
     assert await asyncio.wait_for(waiting, 5) == "a"
 
 
+async def test_news_come_before_routine() -> None:
+    """However long the row of jobs that are looked at now and then; news of one of those takes it out."""
+    queue = WorkQueue()
+    for key in "abc":
+        queue.add(key, routine=True)
+    queue.add("x")
+    queue.add("b")
+    assert [await queue.get() for _ in range(4)] == ["x", "b", "a", "c"]
+
+
+async def test_news_stay_news() -> None:
+    """A routine look that is wished for, too, does not put a key back; nor does one while it is worked on."""
+    queue = WorkQueue()
+    queue.add("a", routine=True)
+    queue.add("b")
+    queue.add("b", routine=True)
+    assert await queue.get() == "b"
+    queue.add("b", routine=True)
+    queue.add("b")
+    queue.done("b")
+    assert await queue.get() == "b"
+    assert len(queue) == 1
+
+
+async def test_some_wait_for_news_only() -> None:
+    """Routine alone never takes up all who work; it goes to whoever takes both, news to either."""
+    queue = WorkQueue()
+    eager = asyncio.create_task(queue.get(news_only=True))
+    patient = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    queue.add("a", routine=True)
+    queue.add("b", routine=True)
+    assert await asyncio.wait_for(patient, 5) == "a"
+    assert not eager.done()
+    queue.add("news")
+    assert await asyncio.wait_for(eager, 5) == "news"
+    assert len(queue) == 1
+
+
+async def test_a_routine_look_is_not_forgotten_over_news() -> None:
+    """One who was woken for it may take news that came meanwhile; then another is woken."""
+    queue = WorkQueue()
+    waiting = [asyncio.create_task(queue.get()) for _ in range(2)]
+    await asyncio.sleep(0)
+    queue.add("a", routine=True)
+    queue.add("b")
+    assert sorted(await asyncio.wait_for(asyncio.gather(*waiting), 5)) == ["a", "b"]
+
+
 async def test_earliest_delay_counts() -> None:
     """Of two delayed wishes for one key the earlier one is kept, in either order."""
     for delays in ((0.02, 3600), (3600, 0.02)):
@@ -54,6 +103,17 @@ async def test_earliest_delay_counts() -> None:
         for delay in delays:
             queue.add_after("a", delay)
         assert await asyncio.wait_for(queue.get(), 5) == "a"
+        queue.close()
+
+
+async def test_a_delayed_wish_is_news_if_any_of_them_is() -> None:
+    """Of a routine look and another one for the same key, the time of the earlier, the rank of the other."""
+    for routine in (True, False):
+        queue = WorkQueue()
+        queue.add_after("a", 0.02, routine=routine)
+        queue.add_after("a", 3600, routine=not routine)
+        eager = asyncio.create_task(queue.get(news_only=True))
+        assert await asyncio.wait_for(eager, 5) == "a"
         queue.close()
 
 
@@ -76,15 +136,18 @@ async def test_forgotten_key_does_not_come_back() -> None:
     assert await asyncio.wait_for(queue.get(), 5) == "b"
 
 
-@given(st.lists(st.sampled_from(["add a", "add b", "get", "done"]), max_size=60))
+OPERATIONS = ["add a", "add b", "routine a", "routine b", "get", "done"]
+
+
+@given(st.lists(st.sampled_from(OPERATIONS), max_size=60))
 def test_no_change_is_lost(operations: list[str]) -> None:
     """Whatever the order of events: never two workers on a key, and every add is followed by a hand-out."""
 
     async def scenario() -> None:
         queue, working, unseen = WorkQueue(), set[str](), set[str]()
         for operation in operations:
-            if operation.startswith("add"):
-                queue.add(operation[-1])
+            if operation[-1] in "ab":
+                queue.add(operation[-1], routine=operation.startswith("routine"))
                 unseen.add(operation[-1])
             elif operation == "get" and len(queue):
                 key = await queue.get()

@@ -30,7 +30,7 @@ from resumable_operator.errors import (
     RetryableError,
     SpecError,
 )
-from resumable_operator.model import Condition, JobSpec, JobStatus, Workers
+from resumable_operator.model import AttemptStatus, Condition, JobSpec, JobStatus, Workers
 from resumable_operator.reconcile import Reconciler, Settings
 from resumable_training.contract.assignment import Assignment, Request
 from resumable_training.contract.events import AgentState
@@ -51,10 +51,14 @@ class FakeCluster:
     problems: tuple[Problem, ...] | Exception = ()
     checks: int = 0
     failures: dict[str, Exception] = field(default_factory=dict)
+    jobs_to_list: tuple[str, ...] = ()  # keys; none: the one that is there
     changes: asyncio.Queue[Change] = field(default_factory=asyncio.Queue)
 
     async def jobs(self) -> list[Job]:
-        return [self.stored] if self.stored else []
+        if self.stored is None:
+            return []
+        names = [key.partition("/")[2] for key in self.jobs_to_list] or ["train"]
+        return [replace(self.stored, name=name) for name in names]
 
     async def job(self, key: str) -> Job | None:
         if self.unreadable is not None:
@@ -394,6 +398,48 @@ async def test_progress_waits_for_the_next_write(world: World) -> None:
     assert loop.time() - began >= 0.009
     assert len(reconciler.queue) == 0
     reconciler.queue.close()
+
+
+async def test_progress_of_a_job_that_moves_waits_for_its_status(world: World) -> None:
+    """After an attempt's first step, which is told soon, a pass for progress before the next write is for
+    nothing; it is a routine, too."""
+    moving = AttemptStatus(number=1, state="running", first_step_at=1.0)
+    world.plans = [Plan(JobStatus(attempt=moving), (), "because", must_write=True)]
+    reconciler = world.reconciler(status_seconds=0.5)
+    await reconciler.step(KEY)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    world.agents._on_progress(KEY)
+    eager = asyncio.create_task(reconciler.queue.get(news_only=True))
+    assert await asyncio.wait_for(reconciler.queue.get(), 5) == KEY
+    assert loop.time() - began >= 0.4
+    assert not eager.done()
+    eager.cancel()
+    reconciler.queue.close()
+
+
+async def test_jobs_are_looked_at_one_after_the_other(world: World) -> None:
+    """All at the start; then each once in the time, and never all together."""
+    looked: list[float] = []
+    world.plans = [plan()] * 100
+    reconciler = world.reconciler(relist_seconds=0.2)
+    world.cluster.jobs_to_list = ("ns/a", "ns/b", KEY)
+    loop = asyncio.get_running_loop()
+    add = reconciler.queue.add
+
+    def note(key: str, *, routine: bool = False) -> None:
+        if routine and key == "ns/a":
+            looked.append(loop.time())
+        add(key, routine=routine)
+
+    reconciler.queue.add = note  # type: ignore[method-assign]
+    task = asyncio.create_task(reconciler.run())
+    async with asyncio.timeout(10):
+        while len(looked) < 3:
+            await asyncio.sleep(0.005)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert looked[2] - looked[1] >= 0.15
 
 
 async def test_another_job_of_the_same_name_inherits_nothing(world: World) -> None:

@@ -14,7 +14,7 @@ from resumable_operator.decide.views import heard_state
 from resumable_operator.words import counted
 from resumable_training.contract import events
 
-LOOK_AGAIN_SECONDS = 10.0  # a stream that hangs without breaking is noticed by looking
+LOOK_AGAIN_SECONDS = 30.0  # whatever nothing told of; a stream that hangs is ended and told of
 SETTINGS_RESEND_SECONDS = 5.0  # agents do not say which settings they have; sending twice is harmless
 
 
