@@ -4,8 +4,8 @@
 whole state; then every kept event with ``seq > N``, then new ones as they happen, and a ``snapshot`` at
 least every ``HEARTBEAT_SECONDS`` so that silence means something. A reader of very many streams asks for
 fewer with ``&heartbeat_ms=M``, up to ``SLOWEST_HEARTBEAT_SECONDS``; progress then comes with the snapshots,
-of several reports of a rank the newest. Agents that do not know it go on as usual. Event numbers start at 1 for
-each boot of an agent; they grow, and not all of them come. Times are the agent's CLOCK_MONOTONIC in
+of several reports of a rank the newest. Agents that do not know it go on as usual. Event numbers start at 1
+for each boot of an agent; they grow, and not all of them come. Times are the agent's CLOCK_MONOTONIC in
 milliseconds; the reader maps them to its own clock.
 """
 
