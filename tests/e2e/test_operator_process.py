@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from bed.control_plane import ControlPlane
 from bed.processes import wait_until
 from resumable_operator.crd import crd
 from resumable_operator.keys import SECRET_NAME
+from resumable_operator.times import seconds_of
 from resumable_training.contract.labels import GROUP, KIND, LABEL_JOB, PLURAL, VERSION
 
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -122,6 +124,42 @@ def test_serves_the_cluster(
     assert seconds < 10.0
     assert_calm(operator)
     assert "Traceback" not in operator.log.read_text()
+
+
+WRONG_CLOCK = """
+import time, types
+from resumable_operator import clock
+seconds = {seconds}
+clock.time = types.SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + seconds)
+from resumable_operator.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("seconds", "how"), [(-600, "600 s behind"), (600, "600 s ahead of")])
+def test_a_machine_with_a_wrong_clock(
+    control_plane: ControlPlane,
+    namespace: str,
+    namespaced_account: Path,
+    tmp_path: Path,
+    seconds: int,
+    how: str,
+) -> None:
+    """The API server's time counts, in which deadlines are given; it says so, and stays healthy."""
+    options = ("--operator-namespace", namespace, "--namespace", namespace)
+    program = ("-c", WRONG_CLOCK.format(seconds=seconds))
+    operator = OperatorProcess(tmp_path / "log", namespaced_account, *options, program=program)
+    try:
+        operator.await_ready()
+        assert operator.says(f"this machine's clock is {how}")
+        create_job(control_plane, namespace)
+        await_pods(control_plane, namespace)
+        assert operator.get("/healthz") == (200, "ok\n")
+        job = control_plane.api.get(path(API_VERSION, PLURAL, namespace, "train"))
+        assert abs(seconds_of(job["status"]["startedAt"]) - time.time()) < 60.0
+        assert_calm(operator)
+    finally:
+        operator.kill()
 
 
 def test_interrupt_ends_it_too(
