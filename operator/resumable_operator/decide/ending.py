@@ -7,7 +7,7 @@ from resumable_operator.decide.avoid import note_ending
 from resumable_operator.decide.backoff import delay_seconds
 from resumable_operator.decide.budget import charge, exhausted
 from resumable_operator.decide.draft import Draft
-from resumable_operator.decide.evidence import lost_members
+from resumable_operator.decide.evidence import lost_members, notices
 from resumable_operator.decide.failure import TOGETHER_SECONDS, Verdict, judge
 from resumable_operator.decide.interruptions import append
 from resumable_operator.decide.requests import send_stop
@@ -25,12 +25,23 @@ _LONGEST_RETRY_SECONDS = 60.0
 
 def begin_ending(draft: Draft) -> None:
     """Something ended the attempt: stop it everywhere. If unplanned, all unsettled time was detection."""
+    _see_the_drain_behind(draft)
     draft.set_attempt(state="ending", ending_since=draft.now)
     draft.reserve()
     if draft.attempt.drain_cause is None and draft.status.ledger.attempt == draft.attempt.number:
         draft.set(ledger=ledger.declare_failure(draft.status.ledger, draft.now_ms))
     elif draft.attempt.drain_cause is None:  # it never reported: nothing had to be detected
         draft.set(ledger=ledger.enter(draft.status.ledger, ledger.RECOVERING, draft.now_ms))
+
+
+def _see_the_drain_behind(draft: Draft) -> None:
+    """An agent ended its ranks on a SIGTERM of its own, and others were only seen to lose their peer."""
+    attempt = draft.attempt
+    if attempt.drain_cause is not None or any(item.primary for item in attempt.evidence):
+        return
+    first = next(iter(notices(draft)), None)
+    if first is not None and attempt.outcomes.get(first.worker) == events.DRAINED:
+        draft.set_attempt(drain_cause=first.cause, drain_reason=first.reason)
 
 
 def step(draft: Draft) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from resumable_operator.decide.budget import BudgetClass, budget_class
 from resumable_operator.model import AttemptStatus, Evidence
-from resumable_training.contract import exitcodes
+from resumable_training.contract import events, exitcodes
 from resumable_training.contract.events import RankExit
 from resumable_training.contract.metrics import PLANNED_CAUSES
 
@@ -58,7 +58,7 @@ def judge(attempt: AttemptStatus, committed: bool, trained: bool) -> Verdict:
     found = first_witness(attempt.evidence)
     if found is not None and not found.primary and attempt.left is not None:
         found = attempt.left  # its peers only lost it
-    if attempt.drain_cause is not None and (committed or found is None):
+    if attempt.drain_cause is not None and (committed or found is None or _left_by_drained(attempt, found)):
         return _drained(attempt.drain_cause, attempt.drain_reason)
     if found is None:
         message = "the attempt ended and nobody said why"
@@ -69,6 +69,11 @@ def judge(attempt: AttemptStatus, committed: bool, trained: bool) -> Verdict:
     if found.code == exitcodes.MASTER_BIND or (not trained and found.cause in WORKER_LOST):
         paying = None
     return Verdict(found.cause, False, found.message, found, paying)
+
+
+def _left_by_drained(attempt: AttemptStatus, found: Evidence) -> bool:
+    """Ranks that only lost a peer, and the peer was ended by the drain before it could commit with them."""
+    return not found.primary and events.DRAINED in attempt.outcomes.values()
 
 
 def _drained(cause: str, reason: str) -> Verdict:

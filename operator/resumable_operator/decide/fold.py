@@ -6,6 +6,7 @@ Each event is folded once: the cursor (newest event number, by boot of an agent)
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,7 @@ from resumable_training.contract.events import Event, ProgressReport, RankExit
 
 _LARGEST = 2**53  # of whole numbers that every JSON reader keeps exactly
 _FALLBACKS: Any = tuple[dict[str, Any], ...]
+_LEFT_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 _BEFORE_RESTORED = ("setup", "rendezvous", "restoring")
 
 
@@ -220,13 +222,24 @@ def _rank_exited(draft: Draft, timed: TimedEvent) -> None:
     exit_ = from_plain(RankExit, timed.event.data)
     if exit_.rank == 0 and exit_.code == 0:
         draft.set_attempt(rank0_returned_at=timed.at)
-    elif exit_.own and exit_.code == 0 and draft.attempt.left is None:
+    elif exit_.own and exit_.code == 0 and draft.attempt.left is None and not _told_to_drain(draft, timed):
         draft.set_attempt(left=of_leaving(exit_, timed.worker, timed.at))
-    if draft.attempt.state == "draining" and draft.status.uses_library is False:
-        return  # a script that can't drain was ended by SIGTERM, as asked
+    if _ended_as_asked(draft, exit_, timed):
+        return
     witness = of_rank_exit(exit_, timed.worker, timed.at)
     if witness is not None:
         witnessed(draft, witness)
+
+
+def _told_to_drain(draft: Draft, timed: TimedEvent) -> bool:
+    return draft.attempt.drain_cause is not None or timed.worker in draft.attempt.doomed
+
+
+def _ended_as_asked(draft: Draft, exit_: RankExit, timed: TimedEvent) -> bool:
+    """By the SIGTERM of a drain: a rank that has not connected (yet) can be asked in no other way."""
+    if exit_.code in _LEFT_BY_SIGTERM and _told_to_drain(draft, timed):
+        return True
+    return draft.attempt.state == "draining" and draft.status.uses_library is False
 
 
 def _hang(draft: Draft, timed: TimedEvent) -> None:

@@ -12,6 +12,7 @@ from resumable_operator.decide.actions import CreateWorker, Plan, SendRequest
 from resumable_operator.decide.observation import Disruption
 from resumable_operator.decide.plan import decide
 from resumable_operator.model import BudgetStatus
+from resumable_training.contract import events, exitcodes
 from resumable_training.contract.assignment import REQUEST_DRAIN
 
 
@@ -298,3 +299,39 @@ def test_a_new_template_may_be_another_script() -> None:
     world.run(20.0)
     assert world.job.status.phase == "Running"
     assert world.job.status.uses_library is False
+
+
+def end_of_a_start(world: World, name: str) -> None:
+    """What an agent tells whose first rank got the drain's SIGTERM before it had connected."""
+    agent = world.agents[name]
+    world._rank_exit(agent, -15)
+    world._end(agent, events.DRAINED)
+
+
+@pytest.mark.parametrize("library", [True, None])
+@pytest.mark.parametrize(
+    ("how", "cause"), [("suspend", "suspend"), ("sigterm", "preempted"), ("deleting", "evicted")]
+)
+def test_a_start_that_a_drain_ends_is_nobodys_crash(how: str, cause: str, library: bool | None) -> None:
+    """A rank that died of the drain's SIGTERM before it connected ends by the drain: nobody pays."""
+    world = running()
+    world.write(world.job.status.model_copy(update={"uses_library": library}))
+    for agent in world.agents.values():
+        agent.hung_since = world.now + 1000  # neither trains nor answers a drain: it imports
+    if how == "suspend":
+        world.change_spec(suspend=True)
+    else:
+        world.agents["train-0-1"].deleting = how == "deleting"
+        world.sigterm("train-0-1")
+    if how == "suspend":
+        world.step()  # else the agents are first, and the operator learns all of it at once
+    end_of_a_start(world, "train-0-1")
+    for name in ("train-1-1", "train-2-1"):
+        world._rank_exit(world.agents[name], exitcodes.PEER_LOST, peer=True)
+        world._end(world.agents[name], events.FAILED)
+    world.run(12.0)
+    ending = world.job.status.interruptions[0]
+    assert (ending.cause, ending.attempt, ending.code) == (cause, 1, None)
+    budgets = world.job.status.budgets
+    assert (budgets.infrastructure, budgets.user_error) == ((), ())
+    assert not any(event.reason == "Failed" for event in world.emitted)

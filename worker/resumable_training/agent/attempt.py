@@ -347,6 +347,9 @@ class Attempt:
     def _own(self, rank: Rank) -> bool:
         return not (rank.killed and rank.code == -signal.SIGKILL)
 
+    def _ended_by_drain(self, rank: Rank) -> bool:
+        return rank is self._signalled and rank.code is not None and reports.left_by_sigterm(rank.code)
+
     async def _tell_exit(self, rank: Rank) -> None:
         """Everything that the rank left behind, then its exit."""
         await self._link.settle(rank.number)
@@ -357,7 +360,7 @@ class Attempt:
         if report:
             self._emit(events.PROGRESS, report)
         assert rank.code is not None
-        own = self._own(rank)
+        own = self._own(rank) and not self._ended_by_drain(rank)
         self._emit(
             events.RANK_EXITED,
             RankExit(

@@ -89,4 +89,9 @@ def _names_peer(tail: Sequence[str]) -> bool:
 
 def clean_exit(code: int, asked_by_signal: bool) -> bool:
     """Did the rank end as it should? ``asked_by_signal``: we sent SIGTERM to a script without the library."""
-    return code in (exitcodes.SUCCESS, exitcodes.DRAINED) or (asked_by_signal and code in _LEFT_BY_SIGTERM)
+    return code in (exitcodes.SUCCESS, exitcodes.DRAINED) or (asked_by_signal and left_by_sigterm(code))
+
+
+def left_by_sigterm(code: int) -> bool:
+    """Killed by SIGTERM, or a shell's word that its command was."""
+    return code in _LEFT_BY_SIGTERM
