@@ -2,9 +2,9 @@
 
 The root is the host's, copy-on-write (an overlay whose upper side is a tmpfs of the container's own). Where
 the kernel refuses that overlay the host's entries are bound read-only below a tmpfs instead. Homes, /tmp
-and /run of the host are hidden, but for what the image is made of (checkout, virtual environment,
-interpreter). All mounts live in a mount namespace that ends with the container's last process, so nothing
-is ever left to unmount.
+and /run of the host are hidden, but for what the image is made of (image_files.py), which no volume covers
+either: a pod may mount one at /tmp. All mounts live in a mount namespace that ends with the container's
+last process, so nothing is ever left to unmount.
 """
 
 from __future__ import annotations
@@ -58,16 +58,29 @@ class Host:
     base: str  # an empty directory; each container mounts its own tmpfs there
     overlay: bool
     submounts: tuple[str, ...]  # file systems mounted somewhere in the host's root
-    kept: tuple[str, ...]  # paths below HIDDEN that must stay visible
+    kept: tuple[str, ...]  # real paths that must stay visible, whatever is hidden or mounted over them
+    links: tuple[tuple[str, str], ...]  # symbolic links on the way to them, with what they say
 
     @classmethod
     def probe(cls, base: Path, kept: Iterable[Path]) -> Host:
         """Look at this machine. The calling process must be in a mount namespace of its own."""
         base.mkdir(parents=True, exist_ok=True)
-        below = {str(path) for path in kept if _below(str(path), HIDDEN)}
         own = (*OWN, *HIDDEN, str(base.parent))
         mounts = tuple(point for point in _mount_points() if point != "/" and not _below(point, own))
-        return cls(str(base), _overlay_works(base), mounts, tuple(sorted(below)))
+        paths: set[str] = set()
+        links: dict[str, str] = {}
+        for path in kept:
+            real, met = way(path)
+            paths.add(real)
+            links |= met
+        inner = {path for path in paths if _below(path, paths - {path})}
+        return cls(
+            str(base),
+            _overlay_works(base),
+            mounts,
+            tuple(sorted(paths - inner)),
+            tuple(sorted(links.items())),
+        )
 
 
 @dataclass(frozen=True)
@@ -123,7 +136,7 @@ def bind(source: str, target: str, read_only: bool = False) -> None:
         Path(target).touch()
     mount(source, target, flags=MS_BIND | MS_REC)
     if read_only:
-        mount("none", target, flags=MS_BIND | MS_REMOUNT | MS_RDONLY)
+        _make_read_only(target)
 
 
 def build(root: Root, identity: Identity) -> None:
@@ -146,13 +159,13 @@ def build(root: Root, identity: Identity) -> None:
     _hide(root, f"{OLD}{base}/hidden")
     _system_mounts(root)
     _home(identity)
-    for volume in sorted(root.binds, key=lambda volume: volume.target.count("/")):
-        bind(OLD + volume.source, volume.target, volume.read_only)
+    _fill(root)
     unmount(OLD)
     os.rmdir(OLD)
     if root.read_only:
-        for point in ("/", *HIDDEN):
-            mount("none", point, flags=MS_BIND | MS_REMOUNT | MS_RDONLY)
+        volumes = {volume.target for volume in root.binds}
+        for point in {"/", *HIDDEN} - volumes:
+            _make_read_only(point)
 
 
 def become(identity: Identity, directory: str) -> None:
@@ -222,12 +235,32 @@ def _hide(root: Root, scratch: str) -> None:
         os.makedirs(inside)
         os.chmod(inside, 0o1777 if point == "/tmp" else 0o755)
         bind(inside, point)
-    for path in root.host.kept:
-        bind(OLD + path, path, read_only=True)
     if root.host.overlay:  # an overlay shows one file system, not those that are mounted in it
         for path in root.host.submounts:
             with contextlib.suppress(OSError):  # unmounted since, or one that cannot be bound
                 bind(OLD + path, path, read_only=True)
+
+
+def _fill(root: Root) -> None:
+    """Volumes, and above them what the image is made of, where it would be hidden or covered.
+
+    Places to mount at are made in the volumes, so these become read-only last.
+    """
+    covers = (*HIDDEN, *(volume.target for volume in root.binds))
+    image = [Bind(path, path, read_only=True) for path in root.host.kept if _below(path, covers)]
+    for item in sorted([*image, *root.binds], key=lambda item: item.target.count("/")):
+        bind(OLD + item.source, item.target, item.read_only and item in image)
+    for path, target in root.host.links:
+        if _below(path, covers) and not os.path.lexists(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.symlink(target, path)
+    for volume in root.binds:
+        if volume.read_only:
+            _make_read_only(volume.target)
+
+
+def _make_read_only(point: str) -> None:
+    mount("none", point, flags=MS_BIND | MS_REMOUNT | MS_RDONLY)
 
 
 def _system_mounts(root: Root) -> None:
@@ -255,6 +288,26 @@ def _home(identity: Identity) -> None:
 
 def _last_capability() -> int:
     return int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+
+
+def way(path: Path) -> tuple[str, dict[str, str]]:
+    """The real path of an existing one, and the symbolic links on the way there with what they say."""
+    links: dict[str, str] = {}
+    done, ahead = "/", _parts(str(path))
+    while ahead:
+        here = os.path.normpath(os.path.join(done, ahead.pop()))
+        if os.path.islink(here):
+            target = links[here] = os.readlink(here)
+            done = "/" if os.path.isabs(target) else done
+            ahead += _parts(target)
+        else:
+            done = here
+    return done, links
+
+
+def _parts(path: str) -> list[str]:
+    """Last one first."""
+    return [part for part in reversed(path.split("/")) if part]
 
 
 def _below(path: str, folders: Iterable[str]) -> bool:

@@ -24,7 +24,7 @@ import yaml
 
 from bed.api import Object, path
 from bed.control_plane import ControlPlane
-from bed.install import install
+from bed.install import InstallFailed, install, trouble_of
 from bed.nodes import Nodes
 from resumable_operator.model import AttemptStatus, JobStatus, MemberStatus
 from resumable_operator.stored import from_stored
@@ -40,6 +40,7 @@ SPOT_SECONDS = 30
 # Done since the newest checkpoint when something is broken: a fault must have something to lose.
 STEPS_AT_RISK = 6
 TRACES = "/checkpoints/traces"
+LOOK_SECONDS = 5.0
 
 Check = tuple[str, bool, str]
 Say = Callable[[str], None]
@@ -222,13 +223,21 @@ def _step_of(member: MemberStatus) -> int:
 
 
 def _await(stage: Stage, ready: Callable[[JobStatus], bool], deadline: float) -> JobStatus:
-    """The status when it is so, or when the job has ended; TimeoutError at `deadline`."""
+    """The status when it is so, or when the job has ended.
+
+    TimeoutError at `deadline`; InstallFailed when the operator does not come up again.
+    """
+    look = time.monotonic() + LOOK_SECONDS
     while not ready(status := stage.status()) and status.finished_at is None:
         if time.monotonic() > deadline:
             events = stage.plane.kubectl("get", "events", "-n", NAMESPACE, "--sort-by=.lastTimestamp").stdout
             raise TimeoutError(
                 f"the demo did not get there in time: {status.phase}, {status.reason}\n{events}"
             )
+        if time.monotonic() > look:
+            if trouble := trouble_of(stage.plane):
+                raise InstallFailed(f"the operator does not stay up: {trouble}")
+            look = time.monotonic() + LOOK_SECONDS
         time.sleep(0.2)
     return status
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from bed import containers, containers_root
+from bed import containers, containers_root, image_files
 from bed.kubelet import Kubelet
 from bed.kubelet_addresses import Addresses
 from bed.kubelet_api import ApiRefused, KubeletApi, Mirror, Object
@@ -25,7 +25,6 @@ from bed.pod_container import PodContainer
 from bed.volumes import NotMounted
 from bed.volumes_claims import Provisioner
 
-ROOT = Path(__file__).parents[2]
 TAINT_GONE_SECONDS = 10.0
 CONFLICTS = 10
 
@@ -37,8 +36,7 @@ class Host:
         self.api = KubeletApi(config["url"], config["token"], Path(config["ca_file"]))
         self.directory = Path(config["directory"])
         self.images = Images(Image.from_json(item) for item in config["images"])
-        kept = (ROOT, Path(sys.prefix), Path(sys.base_prefix))
-        self.root = containers_root.Host.probe(self.directory / "root", kept)
+        self.root = containers_root.Host.probe(self.directory / "root", image_files.made_of())
         self.environment = _environment(config["url"])
         self.backoff_seconds = (config["backoff_seconds"], config["longest_backoff_seconds"])
         self.kubelets: dict[str, Kubelet] = {}

@@ -256,7 +256,10 @@ async def _serve(host: Host, reader: asyncio.StreamReader, writer: asyncio.Strea
         RuntimeError,
         OSError,
     ) as error:
-        answer = {"error": f"{type(error).__name__}: {error}"}
+        kind = (
+            "" if type(error) in (LookupError, ValueError) else f"{type(error).__name__}: "
+        )  # else our own words
+        answer = {"error": f"{kind}{error}"}
     else:
         answer = {"result": result}
     writer.write(json.dumps(answer).encode() + b"\n")

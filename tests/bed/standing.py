@@ -194,13 +194,14 @@ def act_on_node(standing: Standing, act: str, name: str) -> None:
 def what_next(standing: Standing, operator: bool) -> str:
     """What a person can type now."""
     state = standing.state()
-    own = f"export PATH={binary('kubectl').parent}:{ROOT / '.venv' / 'bin'}:$PATH"
+    programs = (*(binary(name).parent for name in ("kubectl", "helm")), Path(sys.prefix) / "bin")
+    own = f"export PATH={':'.join(dict.fromkeys(map(str, programs)))}:$PATH"
     begin = [
         "",
-        "The cluster is up. In another terminal:",
+        f"The cluster is up. In a shell, in {ROOT}:",
         "",
         f"  export KUBECONFIG={state['kubeconfig']}",
-        f"  {own}   # kubectl, rtj",
+        f"  {own}   # kubectl, helm, rtj",
         "  kubectl get nodes",
     ]
     job = [
@@ -208,9 +209,12 @@ def what_next(standing: Standing, operator: bool) -> str:
         "  kubectl get rtj gpt -w",
         "  kubectl get pods -o wide",
     ]
+    usual = standing.directory == default_directory().absolute()
+    where = "" if usual else f" --directory {standing.directory}"
+    bed = "PYTHONPATH=tests python -m bed"
     end = [
-        "  PYTHONPATH=tests python -m bed node kill node-2   # or partition, heal, shutdown, spot, reboot",
-        "  make cluster-down",
+        f"  {bed} node kill node-2{where}   # or partition, heal, shutdown, spot, reboot",
+        f"  {'make cluster-down' if usual else f'{bed} down{where}'}",
         "",
     ]
     return "\n".join([*begin, *(job if operator else []), *end])

@@ -6,14 +6,14 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bed import containers, containers_root
+from bed import containers, containers_root, image_files
 from bed.api import path
 from bed.control_plane import ControlPlane
 from bed.nodes import Nodes, NodesError
@@ -121,25 +121,38 @@ def test_containers_work_with_and_without_an_overlay(tmp_path: Path, overlay: bo
     """Where the kernel refuses an overlay, bind mounts give containers the same view."""
     (tmp_path / "volume").mkdir()
     (tmp_path / "volume" / "x").touch()
-    pid = os.fork()  # the test's own process stays in its mount namespace
-    if pid == 0:
-        code = 1
-        try:
-            containers_root.own_mount_namespace()
-            code = asyncio.run(_contained(tmp_path, overlay))
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    volume = containers_root.Bind(str(tmp_path / "volume"), "/checkpoints")
+    assert _run_apart(_contained(tmp_path, overlay, ("-c", ROOT_SCRIPT), binds=(volume,))) == 0
     assert (tmp_path / "out").read_text() == f"1 True [] {containers_root.HOME}\n"
     assert not Path("/checkpoints").exists()
 
 
-async def _contained(directory: Path, overlay: bool) -> int:
-    kept = [Path(sys.prefix), Path(sys.base_prefix)]
-    host = replace(containers_root.Host.probe(directory / "root", kept), overlay=overlay)
-    root = containers_root.Root(host, "h", (containers_root.Bind(str(directory / "volume"), "/checkpoints"),))
+def _run_apart(work: Coroutine[None, None, int]) -> int:
+    """Its result, from a process with a mount namespace of its own: the test's own stays as it is."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            containers_root.own_mount_namespace()
+            code = asyncio.run(work)
+        finally:
+            os._exit(code)
+    work.close()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+async def _contained(
+    directory: Path,
+    overlay: bool,
+    command: Sequence[str],
+    kept: Sequence[Path] = (),
+    binds: tuple[containers_root.Bind, ...] = (),
+) -> int:
+    python = [Path(sys.prefix), Path(sys.base_prefix)]
+    host = replace(containers_root.Host.probe(directory / "root", [*python, *kept]), overlay=overlay)
+    root = containers_root.Root(host, "h", binds)
     program = containers.Program(
-        (f"{sys.prefix}/bin/python", "-c", ROOT_SCRIPT),
+        (f"{sys.prefix}/bin/python", *command),
         {"PATH": "/usr/bin:/bin"},
         containers_root.HOME,
         containers_root.Identity(uid=65532),
@@ -147,3 +160,49 @@ async def _contained(directory: Path, overlay: bool) -> int:
     with (directory / "out").open("ab", buffering=0) as out:
         process = containers.start(program, root, out.write)
         return await process.wait()
+
+
+KEPT_SCRIPT = """
+import os, sys
+way = sys.argv[1]
+print(open(way + "/code.py").read(), os.path.exists("/tmp/mine"))
+for path in (way + "/new", "/tmp/new"):
+    try:
+        open(path, "w").close()
+        print("written")
+    except OSError as error:
+        print(error.strerror)
+"""
+
+
+@pytest.mark.parametrize("overlay", [True, False])
+@pytest.mark.parametrize("read_only", [True, False])
+def test_volumes_do_not_cover_the_image(tmp_path: Path, overlay: bool, read_only: bool) -> None:
+    """A checkout below /tmp, reached by links, is there, read-only, in a pod that mounts a volume at /tmp."""
+    for folder in ("volume", "kept", "links"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "volume").chmod(0o777)
+    (tmp_path / "volume" / "mine").touch()
+    (tmp_path / "kept" / "code.py").write_text("code")
+    (tmp_path / "links" / "first").symlink_to("second")
+    (tmp_path / "links" / "second").symlink_to(tmp_path / "kept")
+    way = tmp_path / "links" / "first"
+    volume = containers_root.Bind(str(tmp_path / "volume"), "/tmp", read_only)
+    command = ("-c", KEPT_SCRIPT, str(way))
+    assert _run_apart(_contained(tmp_path, overlay, command, kept=[way], binds=(volume,))) == 0
+    own, theirs = "Read-only file system", "Read-only file system" if read_only else "written"
+    assert (tmp_path / "out").read_text() == f"code True\n{own}\n{theirs}\n"
+
+
+def test_first_closed_path_is_found(tmp_path: Path) -> None:
+    """What others may not enter or read is named, but not what lies above a kept path that is hidden."""
+    kept = tmp_path / "private" / "kept"
+    kept.mkdir(parents=True)
+    (kept / "file").touch()
+    (tmp_path / "private").chmod(0o700)
+    assert image_files.first_closed([kept / "file"], [kept]) is None
+    assert image_files.first_closed([kept / "file"], [tmp_path / "private"]) == tmp_path / "private"
+    (kept / "file").chmod(0o600)
+    assert image_files.first_closed([kept / "file"], [kept]) == kept / "file"
+    kept.chmod(0o700)
+    assert image_files.first_closed([kept / "file"], [kept]) == kept
