@@ -7,17 +7,15 @@ are fakes.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from api_proxy import EXPIRED, ApiProxy
-from cluster_run import JOBS, PATIENCE_SECONDS, ClusterRun, Operator, causes
+from cluster_run import JOBS, PATIENCE_SECONDS, ClusterRun, Operator, causes, step_of
 from cluster_witness import Witness
 
 from bed.api import path
@@ -25,7 +23,6 @@ from bed.control_plane import ControlPlane
 from bed.nodes import Nodes
 from bed.processes import wait_until
 from resumable_operator.crd import crd
-from resumable_operator.model import MemberStatus
 from resumable_training.contract.labels import GROUP, KIND, PLURAL
 
 pytestmark = pytest.mark.timeout(300)
@@ -216,13 +213,6 @@ def test_server_away_for_the_operator_alone(cluster_run: ClusterRun, proxy: ApiP
         assert run.status().attempt.number == 1
         proxy.mend()
         assert_recovered_once(run)
-
-
-def step_of(member: MemberStatus) -> int:
-    """What its agent says; the API server is not asked."""
-    with urllib.request.urlopen(f"http://{member.address}:{member.agent_port}/metrics", timeout=5) as answer:
-        found = re.search(r"^resumable_step(?:{.*})? (\d+)", answer.read().decode(), re.MULTILINE)
-    return int(found[1]) if found else 0
 
 
 @pytest.mark.cluster

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
+import urllib.request
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +25,7 @@ from bed.api import ApiError, path
 from bed.control_plane import ControlPlane
 from bed.nodes import Nodes, NodesError
 from bed.processes import wait_until
-from resumable_operator.model import Interruption, JobStatus
+from resumable_operator.model import Interruption, JobStatus, MemberStatus
 from resumable_operator.stored import from_stored
 from resumable_training.contract.labels import GROUP, KIND, LABEL_JOB, PLURAL, VERSION
 from resumable_training.data.audit import Verdict, run_audit
@@ -367,6 +369,13 @@ class ClusterRun:
                 log = self.nodes.log_path(self.namespace, worker, "worker")
                 parts.append(f"--- {worker}\n{log.read_text()[-2000:]}")
         return "\n".join(parts)
+
+
+def step_of(member: MemberStatus) -> int:
+    """What its agent says that rank 0 has done; the API server is not asked."""
+    with urllib.request.urlopen(f"http://{member.address}:{member.agent_port}/metrics", timeout=5) as answer:
+        found = re.search(r"^resumable_step(?:{.*})? (\d+)", answer.read().decode(), re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def unplanned(status: JobStatus) -> list[Interruption]:

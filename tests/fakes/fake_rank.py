@@ -40,6 +40,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--exit-at", type=int, default=None, help="step after which to exit (0: before any)")
     parser.add_argument("--stop-at", type=int, default=None, help="step after which it SIGSTOPs itself")
     parser.add_argument("--hang-at", type=int, default=None, help="step after which it sleeps for ever")
+    parser.add_argument("--wait-at", type=int, default=None, help="step after which it waits to be drained")
     parser.add_argument("--only-rank", type=int, default=None, help="faults happen on this rank only")
     parser.add_argument("--only-attempt", type=int, default=None, help="faults happen in this attempt only")
     parser.add_argument("--grandchild", action="store_true", help="start a sleeping child and print its pid")
@@ -185,6 +186,12 @@ class FakeRank:
             os.kill(os.getpid(), signal.SIGSTOP)
         while chosen.hang_at == step:
             time.sleep(0.5)
+        if chosen.wait_at == step:
+            self.enter("evaluating")
+            while not self.draining:
+                time.sleep(0.01)
+                self.poll()
+            self.enter(self.work())
 
     def train(self) -> int:
         """The whole life of the rank; returns its exit code."""
