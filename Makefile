@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PY) -m pip install --disable-pip-version-check --no-input --quiet -c constraints.txt -e '.[operator,worker,dev]'
 	touch $@
 
-demo: $(STAMP)  ## Train a small GPT through a kill, a preemption, a hang and a resize (under 4 minutes on 2 cores)
+demo: $(STAMP)  ## Train a small GPT through a kill, a preemption, a hang and a resize (one to four minutes on 2 cores)
 	$(BIN)/rtj demo
 
 test: $(STAMP)  ## All tests but the soak

@@ -231,7 +231,8 @@ class Checkpoint(SpecModel):
     interval: Annotated[SaveInterval | Literal["auto"], BeforeValidator(_object_or_auto)] = Field(
         default="auto",
         description="How often to save: the word auto (Daly's optimum from the measured cost of a save and "
-        "the mean time between interruptions), or an object with steps, seconds, or both.",
+        "the mean time between interruptions), or an object with steps, seconds, or both, such as "
+        "{steps: 50}. A bare number is refused, for it has no unit.",
     )
     keep: Annotated[int, Field(ge=2, le=10_000)] = Field(
         default=3,

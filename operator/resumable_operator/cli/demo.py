@@ -101,7 +101,7 @@ SCENES = (
 def demo_command(directory: Path, steps: int, time_limit: float) -> None:
     """Train a small GPT on this machine while workers are killed, preempted and hung, then audit the result.
 
-    Takes one to three minutes on 2 cores. Exit code 0 only if every check held.
+    Takes one to four minutes on 2 cores. Exit code 0 only if every check held.
     """
     console = Console()
     _clear(directory)
