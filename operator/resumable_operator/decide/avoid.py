@@ -10,18 +10,43 @@ from resumable_operator.decide.conditions import set_if_known
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.failure import first_witness
 from resumable_operator.decide.views import members
+from resumable_operator.model import Evidence
 
 TROUBLES = 2  # failures on one node within the window
 WINDOW_SECONDS = 3600.0
 AVOID_SECONDS = 3600.0
 MOST_NODES = 64  # kept in status
-_NOT_ITS_FAULT = ("preempted", "evicted")
+_NOT_ITS_FAULT = ("preempted", "evicted", "numeric")
+_OF_THE_MACHINE = (  # said by a script that ends with an exit code as for an error of its own
+    "uncorrectable ECC",
+    "CUDA-capable device(s) is/are busy or unavailable",
+    "No CUDA GPUs are available",
+    "GPU is lost",
+    "hardware error",
+)
 
 
-def note_ending(draft: Draft, cause: str, worker: str) -> None:
-    """An attempt ended unplanned because of ``worker``."""
-    if cause not in _NOT_ITS_FAULT:
-        note_trouble(draft, node_of_worker(draft, worker))
+def note_ending(draft: Draft, witness: Evidence) -> None:
+    """An attempt ended unplanned, as ``witness`` says."""
+    if _may_be_the_nodes(draft, witness):
+        note_trouble(draft, node_of_worker(draft, witness.worker))
+
+
+def _may_be_the_nodes(draft: Draft, witness: Evidence) -> bool:
+    """Not a script's own error, which any node would see, nor what several workers met at the same time."""
+    if witness.cause in _NOT_ITS_FAULT:
+        return False
+    if witness.cause == "crash" and witness.code is not None and witness.code >= 0:
+        return any(word in line for line in witness.tail for word in _OF_THE_MACHINE)
+    return witness.rank is None or not any(
+        item.primary and item.worker != witness.worker and _what(item) == _what(witness)
+        for item in draft.attempt.evidence
+        if item.rank is not None
+    )
+
+
+def _what(witness: Evidence) -> tuple[str, int | None]:
+    return witness.cause, witness.code
 
 
 def node_of_worker(draft: Draft, name: str) -> str:
@@ -59,7 +84,7 @@ def avoided(draft: Draft) -> tuple[str, ...]:
 def _about_to_be(draft: Draft) -> set[str]:
     """A replacement is created at once, before the attempt's end is written down."""
     witness = first_witness(draft.attempt.evidence) if draft.alive else None
-    if witness is None or witness.cause in _NOT_ITS_FAULT or draft.observation.capacity is not None:
+    if witness is None or draft.observation.capacity is not None or not _may_be_the_nodes(draft, witness):
         return set()
     node = node_of_worker(draft, witness.worker)
     earlier = _recent(draft.status.node_troubles.get(node, ()), draft.now)
@@ -67,8 +92,9 @@ def _about_to_be(draft: Draft) -> set[str]:
 
 
 def forget_old(draft: Draft) -> None:
-    """Drop what is over, and show the rest as a condition."""
+    """Drop what is over, and show the rest as a condition; a job that has ended avoids nothing."""
     current = {node: until for node, until in draft.status.avoided.items() if draft.now < until}
+    current = {} if draft.finished else current
     if current != draft.status.avoided:
         draft.set(avoided=current)
     names = ", ".join(sorted(current))

@@ -151,7 +151,7 @@ def _record(draft: Draft, verdict: Verdict) -> None:
         draft.tell("Warning", "Interrupted", text)
     draft.note(text)
     if witness is not None and not verdict.planned:
-        note_ending(draft, verdict.cause, witness.worker)
+        note_ending(draft, witness)
 
 
 def _replace_lost(draft: Draft) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from world import World
 
 from resumable_operator.decide.actions import CreateWorker
@@ -122,3 +123,44 @@ def test_one_machine_is_one_machine() -> None:
     lose(world, 1)
     assert world.job.status.avoided == {}
     assert all(action.avoid == () for action in created(world))
+
+
+@pytest.mark.parametrize(
+    ("code", "tail", "counts"),
+    [
+        (1, ("ValueError: boom",), False),
+        (127, ("train.sh: python4: not found",), False),
+        (82, (), False),
+        (1, ("RuntimeError: CUDA error: uncorrectable ECC error encountered",), True),
+        (-11, (), True),
+    ],
+)
+def test_a_scripts_own_error_is_not_the_nodes(code: int, tail: tuple[str, ...], counts: bool) -> None:
+    """Only how a machine may end a rank counts against it: signals, and errors that speak of hardware."""
+    world = running()
+    for _ in range(2):
+        world.kill_rank("train-1-1", code, tail)
+        world.run(4.0)
+    assert (list(world.job.status.avoided) == ["node-1"]) is counts
+
+
+def test_what_all_workers_meet_is_no_nodes_fault() -> None:
+    """The same end of ranks on several workers at once lies in what they run."""
+    world = running()
+    for _ in range(2):
+        for name in ("train-0-1", "train-1-1", "train-2-1"):
+            world.kill_rank(name, -11)
+        world.run(4.0)
+    assert world.job.status.avoided == {}
+
+
+def test_a_finished_job_avoids_nothing() -> None:
+    """When the job has ended nobody needs to look after a node for its sake."""
+    world = running()
+    lose(world, 1)
+    lose(world, 1)
+    assert shown(world)[0] == "True"
+    world.steps = 1
+    world.run(3.0)
+    assert world.job.status.phase == "Succeeded"
+    assert shown(world)[0] == "False"
