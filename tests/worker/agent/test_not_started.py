@@ -27,3 +27,14 @@ def test_command_with_a_zero_byte(tmp_path: Path) -> None:
     with AgentProcess(tmp_path, (*script("print('never')"), "a\0b")) as agent:
         agent.begin(ranks=1)
         assert agent.ended() == events.FAILED
+
+
+@pytest.mark.parametrize("command", ["/no/such/program", "no-such-program", "/etc/passwd"])
+def test_a_program_that_cannot_be_run(tmp_path: Path, command: str) -> None:
+    """A command that does not exist is the user's error at once: starting it again finds it no more."""
+    with AgentProcess(tmp_path, (command, "train")) as agent:
+        agent.begin(ranks=1)
+        assert agent.ended() == events.FAILED
+        (exit_,) = [event.data for event in agent.events() if event.kind == events.RANK_EXITED]
+        assert exit_["code"] == exitcodes.USER_ERROR
+        assert command in exit_["tail"][-1]

@@ -5,9 +5,13 @@ that a rank starts in milliseconds. What ``preexec_fn`` would do in a forked cop
 may hang on its locks) is done here in a fresh one.
 """
 
+import errno
 import os
 import signal
 import sys
+
+USER_ERROR = 81  # contract.exitcodes.USER_ERROR: nothing would be different next time
+NO_SUCH_PROGRAM = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.E2BIG)
 
 
 def main(parent: int, directory: str, command: "list[str]") -> None:
@@ -24,7 +28,7 @@ def main(parent: int, directory: str, command: "list[str]") -> None:
     except OSError as error:
         what = directory if error.filename == directory else command[0]
         os.write(2, ("cannot start the rank: %s: %s\n" % (what, error.strerror)).encode())
-        os._exit(126 if isinstance(error, PermissionError) else 127)
+        os._exit(USER_ERROR if error.errno in NO_SUCH_PROGRAM else 127)
 
 
 def die_with_parent(parent: int) -> None:
