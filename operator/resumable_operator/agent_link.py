@@ -17,7 +17,7 @@ from resumable_operator.agent_client import AgentClient, Beat, EventStream, sile
 from resumable_operator.clock import Clock
 from resumable_operator.decide.observation import Agent, Distrust, TimedEvent
 from resumable_operator.errors import AgentNotBelieved, AgentUnreachable
-from resumable_training.contract import CONTRACT_VERSION, events
+from resumable_training.contract import CONTRACT_VERSION, SUPPORTED_CONTRACT_VERSIONS, events
 from resumable_training.contract.codec import from_plain
 from resumable_training.contract.events import HEARTBEAT_SECONDS, AgentState, Event
 
@@ -80,6 +80,12 @@ class Link:
     @property
     def worker(self) -> str:
         return self.client.endpoint.worker
+
+    @property
+    def contract_version(self) -> int:
+        """What to speak with it: its own version where it is older and still spoken here."""
+        told = self.state.contract_version if self.state else CONTRACT_VERSION
+        return told if told in SUPPORTED_CONTRACT_VERSIONS else CONTRACT_VERSION
 
     def view(self, awake_since: float) -> Agent:
         state = self.state

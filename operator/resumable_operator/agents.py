@@ -15,6 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from resumable_operator.agent_client import AgentClient, Endpoint, new_session
 from resumable_operator.agent_http import Session
@@ -110,7 +111,8 @@ class AgentPool:
             AgentUnreachable, AgentRefused
         """
         link = self._link(job_key, assignment.worker)
-        return link.answered(await link.client.assign(assignment))
+        spoken = replace(assignment, contract_version=link.contract_version)
+        return link.answered(await link.client.assign(spoken))
 
     async def request(self, job_key: str, worker: str, request: Request) -> AgentState:
         """Send a request to a worker's agent.
@@ -119,7 +121,8 @@ class AgentPool:
             AgentUnreachable, AgentRefused
         """
         link = self._link(job_key, worker)
-        return link.answered(await link.client.request(request))
+        spoken = replace(request, contract_version=link.contract_version)
+        return link.answered(await link.client.request(spoken))
 
     async def forget(self, job_key: str) -> None:
         """The job is gone."""
