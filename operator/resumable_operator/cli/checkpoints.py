@@ -14,7 +14,7 @@ from rich.text import Text
 
 from resumable_operator.cli import exitcodes
 from resumable_operator.cli.output import make_console
-from resumable_operator.cli.place import Place, checkpoints_at, cluster_options
+from resumable_operator.cli.place import Place, PlacedCommand, by_kubectl, checkpoints_at, cluster_options
 from resumable_operator.cli.source import Checked, Listing
 from resumable_operator.cli.units import byte_size, duration
 from resumable_training.checkpoint.listing import CheckpointInfo
@@ -35,23 +35,56 @@ def _common(command: Callable[..., None]) -> Callable[..., None]:
             help="In a cluster: seconds for the pod that reads. Default: 3600.",
         ),
         click.option("--json", "as_json", is_flag=True, help="Print a JSON list."),
-        click.argument("directory", metavar="DIR|JOB"),
+        click.argument("directory", metavar="DIR|URL|JOB"),
     ):
         command = decorate(command)
     return command
 
 
-@click.group("checkpoints")
+LIST_CLUSTER_HELP = """List what the store of JOB holds, newest first, and why one is no resume point.
+
+Reads names, sizes and manifests, not the shards: `verify` does that.
+"""
+VERIFY_CLUSTER_HELP = """Read every byte of the complete checkpoints of JOB and compare it with the manifests.
+
+Of another program's checkpoints, which have no manifest, only the structure can be checked. Exits with 0 when
+all are whole, with 1 when one is proved damaged, with 6 when a store error left it open.
+"""
+
+
+class CheckpointsGroup(click.Group):
+    """Its help, too, depends on how it was called."""
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if not by_kubectl(ctx):
+            super().format_help_text(ctx, formatter)
+            return
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text("List and verify checkpoints of a job.")
+            formatter.write_paragraph()
+            formatter.write_text(
+                "A short pod with the operator's image reads the job's claim or bucket, and is deleted."
+            )
+
+
+@click.group("checkpoints", cls=CheckpointsGroup)
 def checkpoints_command() -> None:
     """List and verify checkpoints.
 
     DIR is a checkpoint store, a run directory (`rtj run --dir DIR`), or a directory with PyTorch DCP
-    checkpoints of another program; `verify` also takes one checkpoint. With -n, JOB is a job in a cluster: a
-    short pod with the operator's image reads its claim.
+    checkpoints of another program; a store can also be s3://BUCKET/PREFIX, with credentials from the
+    environment (AWS_...). `verify` also takes one checkpoint. With -n, JOB is a job in a cluster: a short pod
+    with the operator's image reads its claim or bucket.
     """
 
 
-@checkpoints_command.command("list", short_help="Say what a store holds and what can be resumed from.")
+@checkpoints_command.command(
+    "list",
+    cls=PlacedCommand,
+    cluster_help=LIST_CLUSTER_HELP,
+    short_help="Say what a store holds and what can be resumed from.",
+)
 @_common
 def list_command(
     directory: str, as_json: bool, image: str | None, time_limit: float | None, place: Place
@@ -68,7 +101,12 @@ def list_command(
             _print_list(listing, store.title, make_console())
 
 
-@checkpoints_command.command("verify", short_help="Read every byte and compare it with the manifests.")
+@checkpoints_command.command(
+    "verify",
+    cls=PlacedCommand,
+    cluster_help=VERIFY_CLUSTER_HELP,
+    short_help="Read every byte and compare it with the manifests.",
+)
 @_common
 @click.option("--step", type=click.IntRange(min=0), help="Only checkpoints of this step.")
 def verify_command(
@@ -122,7 +160,10 @@ def _print_list(listing: Listing, title: str, console: Console) -> None:
     if listing.ours:
         console.print(_table(listing.ours, console.width))
     for name in listing.others:
-        console.print(f"{name}  (another program's; `rtj checkpoints verify` checks its structure)")
+        line = Text(f"{name}  (another program's; `checkpoints verify` checks its structure)")
+        if name == listing.offered:
+            line.append("  next resume point", style="bold green")
+        console.print(line, soft_wrap=True)
 
 
 def _table(ours: tuple[CheckpointInfo, ...], width: int) -> Table:

@@ -32,6 +32,7 @@ from resumable_training.contract.output import AGENT_LEAD, parse_line
 
 _AGENT = AGENT_LEAD.encode()
 POLL_SECONDS = 2.0  # how often new pods are looked for
+GONE_SHOWN = 3  # names of pods
 SKEW_SECONDS = 300.0  # by which the clocks of a node and of the operator may differ
 
 
@@ -45,6 +46,7 @@ class Tail:
     incarnation: int
     ended: bool = False  # the container prints no more
     finished: bool = False  # and all of it was read
+    gone: bool = False  # the pod, with its log
     cursor: Cursor = field(default_factory=Cursor)
     task: asyncio.Task[None] | None = None
     complained: str = ""
@@ -74,9 +76,9 @@ class PodLogs:
         await self._read_all(self._holders(job))
         if not self._shown and self._wanted.attempt is None and self._wanted.rank is None:
             await self._show_before()  # the newest attempt has printed nothing yet
-        self._tell_gone(job)
         if not self._shown:
             raise self._nothing(job)
+        self._tell_gone(job)
 
     async def _show_before(self) -> None:
         self._since = ""
@@ -106,7 +108,12 @@ class PodLogs:
         return found or self._tails.values()
 
     def _tell_gone(self, job: Job) -> None:
-        """Pods that printed, as far as one can know, and are no more."""
+        gone = self._gone(job)
+        if gone:
+            _say(gone)
+
+    def _gone(self, job: Job) -> str:
+        """Of pods that printed, as far as one can know, and are no more; empty: there are none."""
         status = job.status
         if self._attempt == status.attempt.number:
             names = [member.worker for member in status.attempt.members if member.ranks]
@@ -116,27 +123,33 @@ class PodLogs:
                 for place, newest in status.incarnations.items()
                 for incarnation in range(1, newest + 1)
             ]
-        gone = [name for name in names if name not in self._tails]
-        if gone:
-            pods, verb = ("pod", "is") if len(gone) == 1 else ("pods", "are")
-            _say(f"{pods} {', '.join(gone)} {verb} gone, and the output went with it")
+        gone = [name for name in names if name not in self._tails or self._tails[name].gone]
+        if not gone:
+            return ""
+        more = f" and {len(gone) - GONE_SHOWN} more" if len(gone) > GONE_SHOWN else ""
+        pods, verb, it = ("pod", "is", "it") if len(gone) == 1 else ("pods", "are", "them")
+        return f"{pods} {', '.join(gone[:GONE_SHOWN])}{more} {verb} gone, and the output went with {it}"
 
     def _nothing(self, job: Job) -> ResumableError:
         unread = [tail for tail in self._tails.values() if tail.complained]
         if unread:
             return RetryableError(f"the output of {len(unread)} of {len(self._tails)} pods can't be read")
+        gone, why = self._gone(job), job.status.reason or job.status.phase
         if not self._tails:
-            return UsageProblem(f"job {job.name} has no pods: {job.status.reason or job.status.phase}")
+            return UsageProblem(f"job {job.name} has no pods: {why}" + (f"; {gone}" if gone else ""))
         wanted, ranks = self._wanted, self._seen.get(self._attempt)
         if ranks:
-            return UsageProblem(
-                f"rank {wanted.rank} printed nothing in attempt {self._attempt};"
-                f" there is output of ranks {listed(sorted(ranks))}"
-            )
+            there = ("rank " if len(ranks) == 1 else "ranks ") + listed(sorted(ranks))
+            what = f"rank {wanted.rank} printed nothing in attempt {self._attempt}"
+            if gone:  # then it may have printed something
+                what = f"no output of rank {wanted.rank} in attempt {self._attempt} is left ({gone})"
+            return UsageProblem(f"{what}; there is output of {there}")
         if wanted.attempt is not None and self._seen:
             return UsageProblem(
                 f"attempt {wanted.attempt} left no output; there is that of {listed(sorted(self._seen))}"
             )
+        if gone:
+            return UsageProblem(f"job {job.name} ({why}) has no output: {gone}")
         return UsageProblem(f"job {job.name} has no output: no rank has printed anything yet")
 
     # ---- what comes ------------------------------------------------------------------------------------
@@ -218,7 +231,7 @@ class PodLogs:
             tail.finished = tail.ended and not follow
             tail.complained = ""
         except NotFound:
-            tail.finished = True
+            tail.finished = tail.gone = True
         except (ClusterRefused, RetryableError, aiohttp.ClientError) as error:
             if "is waiting to start" in str(error):
                 return

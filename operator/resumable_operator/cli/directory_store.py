@@ -1,11 +1,13 @@
-"""Checkpoints in a directory of this machine, as ``rtj checkpoints`` sees them. Needs no torch."""
+"""Checkpoints in a directory of this machine, as ``rtj checkpoints`` sees them. Needs no torch.
+
+``bucket_store`` does the same for object storage, with what is common to both from here.
+"""
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +15,11 @@ from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.rundir import RunDir, is_run
 from resumable_operator.cli.source import Checked, Listing
 from resumable_operator.errors import RetryableError
-from resumable_training.checkpoint.errors import CheckpointError
+from resumable_training.checkpoint.errors import CheckpointError, CheckpointUserError
 from resumable_training.checkpoint.listing import list_checkpoints
 from resumable_training.checkpoint.local import LocalStore
-from resumable_training.checkpoint.verify import verify_checkpoint
+from resumable_training.checkpoint.store import Store
+from resumable_training.checkpoint.verify import OK, verify_checkpoint
 from resumable_training.contract.manifest import MARKER_FILE, parse_checkpoint_name
 
 FOREIGN_DEPTH = 3  # directories below DIR that are searched for checkpoints of other programs
@@ -26,7 +29,7 @@ FOREIGN_DEPTH = 3  # directories below DIR that are searched for checkpoints of 
 class Target:
     """One complete checkpoint to verify. ``foreign``: another program's, without our manifest."""
 
-    store: LocalStore
+    store: Store
     name: str
     step: int | None
     foreign: bool
@@ -48,18 +51,10 @@ class DirectoryStore:
             raise UsageProblem(
                 f"{root} is one checkpoint: give the directory that holds it, {root.resolve().parent}"
             )
-        with _store_errors():
-            ours = list_checkpoints(LocalStore(root), time.time())
-        return Listing(tuple(ours), tuple(foreign_names(root)))
+        return listing_of(LocalStore(root), lambda: foreign_names(root))
 
     def verify(self, step: int | None, tell: Callable[[Checked], None]) -> list[Checked]:
-        results = []
-        with _store_errors():
-            for target in targets(self._directory, step):
-                verdict = verify_checkpoint(target.store, target.name, foreign=target.foreign)
-                results.append(Checked(target.name, target.step, target.foreign, verdict))
-                tell(results[-1])
-        return results
+        return verify_all(lambda: targets(self._directory, step), tell)
 
 
 def store_root(directory: Path) -> Path:
@@ -76,16 +71,19 @@ def store_root(directory: Path) -> Path:
 
 
 def foreign_names(root: Path) -> list[str]:
-    """Directories below ``root`` that another program's DCP made, relative and sorted."""
+    """Directories below ``root`` that another program's DCP made, relative, newest first.
+
+    By the time of the marker, and at equal times by name: as a job that resumes from them looks at them.
+    """
     patterns = ["/".join(["*"] * depth + [MARKER_FILE]) for depth in range(1, FOREIGN_DEPTH + 1)]
-    found = (path.parent.relative_to(root) for pattern in patterns for path in root.glob(pattern))
-    others = [str(path) for path in found if parse_checkpoint_name(path.parts[0]) is None]
-    return sorted(others, key=_by_numbers)
-
-
-def _by_numbers(name: str) -> list[tuple[int, str]]:
-    """step-80 before step-400: runs of digits are compared as numbers."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    found = []
+    for marker in (path for pattern in patterns for path in root.glob(pattern)):
+        name = marker.parent.relative_to(root)
+        hidden = any(part.startswith(".") for part in name.parts)  # snapshots of a file server
+        if not hidden and parse_checkpoint_name(name.parts[0]) is None:
+            with suppress(FileNotFoundError):  # it is being deleted
+                found.append((marker.stat().st_mtime, name.name, str(name)))
+    return [name for _, _, name in sorted(found, reverse=True)]
 
 
 def targets(directory: Path, step: int | None) -> list[Target]:
@@ -95,34 +93,77 @@ def targets(directory: Path, step: int | None) -> list[Target]:
         UsageProblem: there is none.
     """
     root = store_root(directory)
-    found = [_single(root)] if (root / MARKER_FILE).is_file() else _all_below(root)
-    if not found:
-        raise UsageProblem(f"{root} holds no complete checkpoint")
-    chosen = [target for target in found if step is None or target.step == step]
-    if not chosen:
-        steps = sorted({target.step for target in found if target.step is not None})
-        raise UsageProblem(f"{root} holds no complete checkpoint of step {step}; it has steps {steps}")
-    return chosen
+    if (root / MARKER_FILE).is_file():
+        found = [one_target(LocalStore(root.resolve().parent), root.resolve().name)]
+    else:
+        found = all_targets(LocalStore(root), foreign_names(root))
+    return chosen(found, step, str(root))
 
 
-def _single(root: Path) -> Target:
-    parsed = parse_checkpoint_name(root.resolve().name)
-    store = LocalStore(root.resolve().parent)
-    return Target(store, root.resolve().name, parsed[0] if parsed else None, foreign=parsed is None)
+# ---- common to all stores ------------------------------------------------------------------------------
 
 
-def _all_below(root: Path) -> list[Target]:
-    store = LocalStore(root)
+def listing_of(store: Store, foreign: Callable[[], Iterable[str]]) -> Listing:
+    """What a store holds, and which of other programs' checkpoints a job would be offered."""
+    with store_errors():
+        ours, others = tuple(list_checkpoints(store, time.time())), tuple(foreign())
+        if any(info.resumable for info in ours):
+            return Listing(ours, others)
+        whole = (name for name in others if verify_checkpoint(store, name, foreign=True).outcome == OK)
+        return Listing(ours, others, next(whole, None))
+
+
+def one_target(store: Store, name: str) -> Target:
+    """One complete checkpoint of that name."""
+    parsed = parse_checkpoint_name(name)
+    return Target(store, name, parsed[0] if parsed else None, foreign=parsed is None)
+
+
+def all_targets(store: Store, foreign: Iterable[str]) -> list[Target]:
+    """All complete checkpoints of ours, newest first, and those of other programs."""
     ours = [info for info in list_checkpoints(store, time.time()) if info.complete]
     return [Target(store, info.name, info.step, foreign=False) for info in ours] + [
-        Target(store, name, None, foreign=True) for name in foreign_names(root)
+        Target(store, name, None, foreign=True) for name in foreign
     ]
 
 
+def chosen(found: list[Target], step: int | None, where: str) -> list[Target]:
+    """Those of one step, or all (None).
+
+    Raises:
+        UsageProblem: there is none ``where`` they were looked for; names the steps that there are.
+    """
+    if not found:
+        raise UsageProblem(f"{where} holds no complete checkpoint")
+    those = [target for target in found if step is None or target.step == step]
+    if not those:
+        steps = sorted({target.step for target in found if target.step is not None})
+        raise UsageProblem(f"{where} holds no complete checkpoint of step {step}; it has steps {steps}")
+    return those
+
+
+def verify_all(find: Callable[[], list[Target]], tell: Callable[[Checked], None]) -> list[Checked]:
+    """Read every byte of what ``find`` finds; ``tell`` gets each result as soon as it is known."""
+    results = []
+    with store_errors():
+        for target in find():
+            verdict = verify_checkpoint(target.store, target.name, foreign=target.foreign)
+            results.append(Checked(target.name, target.step, target.foreign, verdict))
+            tell(results[-1])
+    return results
+
+
 @contextmanager
-def _store_errors() -> Iterator[None]:
-    """What the store can't tell now is trouble of the infrastructure, in the words of this package."""
+def store_errors() -> Iterator[None]:
+    """The store's errors in the words of this package.
+
+    Raises:
+        UsageProblem: it can't be used as it was named, or not with what is installed here.
+        RetryableError: it can't tell now.
+    """
     try:
         yield
+    except CheckpointUserError as error:
+        raise UsageProblem(str(error)) from error
     except CheckpointError as error:
         raise RetryableError(str(error)) from error

@@ -27,6 +27,12 @@ MEANING = {
     DRAINED: "drained or suspended with everything committed: the same command line continues",
     INTERNAL: "infrastructure or internal error",
 }
+IN_CLUSTER = {  # what the commands for jobs in a cluster exit with
+    SUCCESS: MEANING[SUCCESS],
+    CHECK_FAILED: "a check did not hold: checkpoints verify",
+    USAGE: MEANING[USAGE],
+    INTERNAL: MEANING[INTERNAL],
+}
 _FAILED = {"user": USER_ERROR, "budget": BUDGET, "deadline": BUDGET}
 
 

@@ -10,14 +10,16 @@ from rich import box
 from rich.table import Table
 
 from resumable_operator.cli.output import make_console
-from resumable_operator.cli.place import Place, cluster_options
+from resumable_operator.cli.place import Place, PlacedCommand, cluster_options
 from resumable_operator.cli.units import duration
 
 REASON_SHOWN = 60  # characters
 _RIGHT = ("workers", "step", "attempt", "goodput", "age")
 
 
-@click.command("list")
+@click.command(
+    "list", cls=PlacedCommand, cluster_help="List the jobs in a cluster.\n\nOf one namespace, or of all."
+)
 @click.option("-A", "--all-namespaces", is_flag=True, help="Those of all namespaces.")
 @cluster_options
 def list_command(all_namespaces: bool, place: Place) -> None:

@@ -6,11 +6,17 @@ import sys
 
 import click
 
-from resumable_operator.cli.place import Place, cluster_options, job_at
+from resumable_operator.cli.place import Place, PlacedCommand, cluster_options, job_at
 from resumable_operator.cli.source import Wanted
 
+CLUSTER_HELP = """Show the output (stdout and stderr) of a job's ranks, from the logs of its pods.
 
-@click.command("logs")
+A single rank is shown as it is; of several, each line is led by its attempt and rank. With --attempt,
+--follow ends when that attempt is over. Output goes with its pod.
+"""
+
+
+@click.command("logs", cls=PlacedCommand, cluster_help=CLUSTER_HELP)
 @click.argument("job", metavar="RUN|JOB")
 @click.option(
     "--rank", type=click.IntRange(min=0), help="Only this rank. Default: all, each line with its rank."

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from resumable_operator.cli import exitcodes
-from resumable_operator.cli.place import PLUGIN
+from resumable_operator.cli.place import PLUGIN, by_kubectl
 from resumable_operator.errors import ResumableError
 
 
@@ -34,17 +34,23 @@ COMMANDS = {
     "logs": Lazy(f"{_CLI}.logs", "logs_command", "Show the output of a job's ranks."),
     "report": Lazy(f"{_CLI}.report", "report_command", "Say where every second went and what failures cost."),
     "checkpoints": Lazy(f"{_CLI}.checkpoints", "checkpoints_command", "List and verify checkpoints."),
+    "suspend": Lazy(f"{_CLI}.suspend", "suspend_command", "Commit a checkpoint and give the pods back."),
+    "resume": Lazy(f"{_CLI}.suspend", "resume_command", "Let a suspended job in a cluster go on."),
     "fault": Lazy(f"{_CLI}.fault", "fault_command", "Break a running job on purpose."),
     "demo": Lazy(
         f"{_CLI}.demo", "demo_command", "See it survive failures on this machine, and check itself."
     ),
 }
+_ABOUT_CLUSTERS = (
+    "See PyTorch jobs in a cluster that train through failures: what they do and why, what they print, where"
+    " their time goes, and what they can resume from."
+)
 OF_THIS_MACHINE = ("run", "fault", "demo")  # not part of `kubectl rtj`
 
 
 def _commands(ctx: click.Context) -> dict[str, Lazy]:
     """Those that make sense as it was called: a plug-in of kubectl is for clusters."""
-    plugin = ctx.find_root().info_name == PLUGIN
+    plugin = by_kubectl(ctx)
     return {name: COMMANDS[name] for name in COMMANDS if not (plugin and name in OF_THIS_MACHINE)}
 
 
@@ -66,8 +72,19 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, entry.summary) for name, entry in _commands(ctx).items()])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        meaning = exitcodes.IN_CLUSTER if by_kubectl(ctx) else exitcodes.MEANING
         with formatter.section("Exit codes"):
-            formatter.write_dl([(str(code), meaning) for code, meaning in exitcodes.MEANING.items()])
+            formatter.write_dl([(str(code), text) for code, text in meaning.items()])
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if not by_kubectl(ctx):
+            super().format_help_text(ctx, formatter)
+            return
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(_ABOUT_CLUSTERS)
+            formatter.write_paragraph()
+            formatter.write_text("`kubectl rtj COMMAND --help` tells more about each command.")
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

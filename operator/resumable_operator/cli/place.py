@@ -5,7 +5,8 @@ A cluster is meant when one of its options is given, and by ``kubectl rtj``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -59,12 +60,42 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
         kubeconfig: Path | None,
         **options: Any,
     ) -> None:
-        plugin = ctx.find_root().info_name == PLUGIN
-        command(*arguments, place=Place(namespace, context, kubeconfig, plugin), **options)
+        place = Place(namespace, context, kubeconfig, by_kubectl(ctx))
+        command(*arguments, place=place, **options)
 
     for option in reversed(_OPTIONS):
         with_place = option(with_place)
     return with_place
+
+
+class PlacedCommand(click.Command):
+    """A command for both worlds, whose help as a plug-in of kubectl speaks of clusters alone.
+
+    Args:
+        cluster_help: its help there.
+    """
+
+    def __init__(self, *arguments: Any, cluster_help: str, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.cluster_help = cluster_help
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """``RUN|JOB`` is a JOB there."""
+        pieces = super().collect_usage_pieces(ctx)
+        return [piece.rpartition("|")[2] for piece in pieces] if by_kubectl(ctx) else pieces
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        own = self.help
+        self.help = self.cluster_help if by_kubectl(ctx) else own
+        try:
+            super().format_help_text(ctx, formatter)
+        finally:
+            self.help = own
+
+
+def by_kubectl(ctx: click.Context) -> bool:
+    """Whether it was called as a plug-in of kubectl."""
+    return ctx.find_root().info_name == PLUGIN
 
 
 @contextmanager
@@ -92,7 +123,7 @@ def job_at(name: str, place: Place) -> Iterator[JobSource]:
 def checkpoints_at(
     name: str, place: Place, image: str | None, time_limit: float | None
 ) -> Iterator[CheckpointSource]:
-    """The checkpoints of that job in a cluster, or in the directory of that path.
+    """The checkpoints of that job in a cluster, at that URL, or in the directory of that path.
 
     Args:
         image: of the pod that reads them in a cluster; None: the operator's.
@@ -104,19 +135,34 @@ def checkpoints_at(
     if place.in_cluster:
         from resumable_operator.cli.cluster_session import Session
         from resumable_operator.cli.cluster_source import job_name
-        from resumable_operator.cli.reader import ClaimStore
+        from resumable_operator.cli.reader import ReaderStore
 
         with Session(place) as session:
-            yield ClaimStore(session, job_name(name), image, time_limit)
+            yield ReaderStore(session, job_name(name), image, time_limit)
         return
-    from resumable_operator.cli.directory_store import DirectoryStore
-
     if image is not None or time_limit is not None:
         raise UsageProblem("--image and --time-limit are for jobs in a cluster; give -n NAMESPACE too")
+    from resumable_operator.cli.bucket_store import BucketStore, bucket_of_run
+    from resumable_operator.cli.directory_store import DirectoryStore
+
+    if "://" in name:
+        yield BucketStore(name)
+        return
     _require_directory(name, "a checkpoint store or a run directory")
-    yield DirectoryStore(Path(name))
+    yield bucket_of_run(Path(name)) or DirectoryStore(Path(name))
 
 
 def _require_directory(name: str, what: str) -> None:
-    if not Path(name).is_dir():
-        raise UsageProblem(f"{name}: no such directory; give {what}, or -n NAMESPACE for a job in a cluster")
+    if Path(name).is_dir():
+        return
+    hint = "-n NAMESPACE for a job in a cluster"
+    if _has_kubeconfig(os.environ, Path.home()):
+        command = click.get_current_context().command_path.partition(" ")[2]
+        hint += f": `kubectl rtj {command} {name}`, or `rtj {command} {name} -n NAMESPACE`"
+    raise UsageProblem(f"{name}: no such directory; give {what}, or {hint}")
+
+
+def _has_kubeconfig(environment: Mapping[str, str], home: Path) -> bool:
+    """Whether the user has a cluster at hand, as far as can be told without a client."""
+    named = [Path(path) for path in environment.get("KUBECONFIG", "").split(os.pathsep) if path]
+    return any(path.is_file() for path in named or [home / ".kube" / "config"])

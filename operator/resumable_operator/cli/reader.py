@@ -1,4 +1,4 @@
-"""Checkpoints of a job in a cluster, read by a short pod that mounts the job's claim."""
+"""Checkpoints of a job in a cluster, read by a short pod that has the job's claim or its object storage."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Output:
     code: int
 
 
-class ClaimStore:
+class ReaderStore:
     """``source.CheckpointSource`` of a job in a cluster.
 
     Args:
@@ -86,7 +86,8 @@ class ClaimStore:
         items = self._read(["list", "--json"])
         ours = [item for item in items if not item.get("foreign")]
         others = [str(item["name"]) for item in items if item.get("foreign")]
-        return Listing(tuple(_as(CheckpointInfo, item) for item in ours), tuple(others))
+        offered = next((str(item["name"]) for item in items if item.get("offered")), None)
+        return Listing(tuple(_as(CheckpointInfo, item) for item in ours), tuple(others), offered)
 
     def verify(self, step: int | None, tell: Callable[[Checked], None]) -> list[Checked]:
         items = self._read(["verify", "--json", *([] if step is None else ["--step", str(step)])])
@@ -104,11 +105,7 @@ class ClaimStore:
     async def _output(self, arguments: list[str]) -> Output:
         obj = await self._session.job(self._name)
         job = job_of(obj)
-        storage = job.spec.checkpoint.persistent_volume_claim
-        if storage is None:
-            place = store_root(job.spec.checkpoint) or "no place that its spec tells"
-            raise UsageProblem(f"job {job.key} keeps its checkpoints in {place}: only claims can be read")
-        self._title = f"claim {storage.claim_name}" + (f", path {storage.path}" if storage.path else "")
+        self._title = title_of(job)
         pods = await self._session.pods(obj)
         model = await self._model(job, pods)
         node = await self._node(job, pods)
@@ -135,6 +132,8 @@ class ClaimStore:
 
     async def _node(self, job: Job, pods: list[Raw]) -> str:
         """Where the claim is mounted already, if it can't be mounted on two nodes; empty: anywhere."""
+        if job.spec.checkpoint.persistent_volume_claim is None:
+            return ""
         modes = await self._modes(job)
         if modes and modes & {"ReadWriteMany", "ReadOnlyMany"}:
             return ""
@@ -241,6 +240,21 @@ class ClaimStore:
         path = PODS.path(self._session.namespace, name, "log") + f"?container={CONTAINER}"
         async with self._session.api.stream(Call("get", "pods/log", name), path) as body:
             return (await body.read()).decode(errors="replace")
+
+
+def title_of(job: Job) -> str:
+    """The store, as people know it.
+
+    Raises:
+        UsageProblem: no pod could read it.
+    """
+    claim, root = job.spec.checkpoint.persistent_volume_claim, store_root(job.spec.checkpoint)
+    if claim is not None:
+        return f"claim {claim.claim_name}" + (f", path {claim.path}" if claim.path else "")
+    if job.spec.checkpoint.s3 is not None:
+        return root
+    where = root or "no place that its spec tells"
+    raise UsageProblem(f"job {job.key} keeps its checkpoints in {where}: only claims and buckets can be read")
 
 
 def parsed(output: Output, title: str) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from resumable_operator.manifests_storage import (
     AGENT_CONTAINER,
     CHECKPOINT_DIRECTORY,
     CHECKPOINT_VOLUME,
+    s3_env,
 )
 from resumable_training.contract.labels import GROUP
 
@@ -65,7 +66,7 @@ def model_of(job: Job, image: str, found: Model | None) -> Model:
     """For ``image``: as in the pod that was found, else as in the job's template."""
     if found is not None:
         return Model(image, found.pull_policy, found.pull_secrets, found.tolerations, found.context)
-    spec: Raw = dict((job.spec.template or {}).get("spec") or {})
+    spec = _template(job)
     secure(spec, _DEFAULT_USER)
     secrets, tolerations = spec.get("imagePullSecrets") or [], spec.get("tolerations") or []
     return Model(image, "IfNotPresent", list(secrets), list(tolerations), _who_writes(spec))
@@ -88,13 +89,17 @@ def _who_writes(spec: Raw) -> Raw:
 def reader_pod(
     job: Job, name: str, arguments: list[str], model: Model, node: str, time_limit_seconds: int
 ) -> Raw:
-    """The pod that runs ``rtj checkpoints ARGUMENTS`` on the job's claim.
+    """The pod that runs ``rtj checkpoints ARGUMENTS`` on the job's claim, or its object storage.
 
     Args:
         node: it must run there, since the claim is mounted there; empty: anywhere.
     """
     claim = job.spec.checkpoint.persistent_volume_claim
-    assert claim is not None
+    volumes: list[Raw] = []
+    mounts: list[Raw] = []
+    if claim is not None:
+        volumes = [{"name": CHECKPOINT_VOLUME, "persistentVolumeClaim": {"claimName": claim.claim_name}}]
+        mounts = [{"name": CHECKPOINT_VOLUME, "mountPath": CHECKPOINT_DIRECTORY, "readOnly": True}]
     owner = {key: value for key, value in owner_reference(job).items() if key in _OWNER}
     user = model.context.get("runAsUser")
     context = own_context(user)
@@ -115,6 +120,7 @@ def reader_pod(
             "terminationGracePeriodSeconds": GRACE_SECONDS,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
+            **_identity(job),
             "tolerations": model.tolerations,
             "imagePullSecrets": model.pull_secrets,
             "securityContext": {**model.context, "seccompProfile": {"type": "RuntimeDefault"}},
@@ -125,19 +131,39 @@ def reader_pod(
                     "image": model.image,
                     "imagePullPolicy": model.pull_policy,
                     "command": ["python", "-m", "resumable_operator.cli.main", "checkpoints", *arguments],
-                    "env": [{"name": "PYTHONUNBUFFERED", "value": "1"}],
+                    "env": [{"name": "PYTHONUNBUFFERED", "value": "1"}, *_bucket_env(job)],
                     "resources": RESOURCES,
                     "securityContext": context,
-                    "volumeMounts": [
-                        {"name": CHECKPOINT_VOLUME, "mountPath": CHECKPOINT_DIRECTORY, "readOnly": True}
-                    ],
+                    "volumeMounts": mounts,
                 }
             ],
-            "volumes": [
-                {"name": CHECKPOINT_VOLUME, "persistentVolumeClaim": {"claimName": claim.claim_name}}
-            ],
+            "volumes": volumes,
         },
     }
+
+
+def _bucket_env(job: Job) -> list[Raw]:
+    """What a worker's S3 client reads: variables of the template win, as they do in a worker."""
+    s3 = job.spec.checkpoint.s3
+    if s3 is None:
+        return []
+    own = [
+        entry
+        for entry in worker_container(_template(job)).get("env") or []
+        if str(entry.get("name")).startswith("AWS_")
+    ]
+    names = {entry["name"] for entry in own}
+    return [*own, *(entry for entry in s3_env(s3) if entry["name"] not in names)]
+
+
+def _identity(job: Job) -> Raw:
+    """The workers' service account, where that is what the bucket knows them by. It brings no API token."""
+    s3, account = job.spec.checkpoint.s3, _template(job).get("serviceAccountName")
+    return {"serviceAccountName": account} if s3 is not None and s3.secret_name is None and account else {}
+
+
+def _template(job: Job) -> Raw:
+    return dict((job.spec.template or {}).get("spec") or {})
 
 
 # An owner, not a controller: blocking the job's deletion would need rights that people rarely have.

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from resumable_operator.cli.output import make_console
-from resumable_operator.cli.place import Place, cluster_options, job_at
+from resumable_operator.cli.place import Place, PlacedCommand, cluster_options, job_at
 from resumable_operator.cli.report_model import (
     CheckpointNumbers,
     Ending,
@@ -29,7 +29,15 @@ NO_HISTORY = (
 TABLE_WIDTH = 80  # below it the interruptions are told in lines
 
 
-@click.command("report")
+CLUSTER_HELP = """Say where every second of a job went and what each interruption cost.
+
+The report holds the interruptions and what was seen of each, seconds by phase (they sum to the job's age),
+goodput and its two factors, the newest checkpoint and its cost, and what the save interval should have been.
+No history of all saves is kept in a cluster; what would need it says so.
+"""
+
+
+@click.command("report", cls=PlacedCommand, cluster_help=CLUSTER_HELP)
 @click.argument("job", metavar="RUN|JOB")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @cluster_options

@@ -50,14 +50,20 @@ class JobSource(Protocol):
 
 @dataclass(frozen=True)
 class Listing:
-    """What a store holds: checkpoints of ours, newest first, and names of another program's."""
+    """What a store holds: checkpoints of ours, and names of another program's; newest first.
+
+    ``offered``: that of the others which a job would be offered to resume from; None where it goes on from
+    one of ours, or none of the others is whole.
+    """
 
     ours: tuple[CheckpointInfo, ...]
     others: tuple[str, ...]
+    offered: str | None = None
 
     def plain(self) -> list[dict[str, Any]]:
         """For JSON."""
-        return [*map(to_plain, self.ours), *({"name": name, "foreign": True} for name in self.others)]
+        others = ({"name": name, "foreign": True, "offered": name == self.offered} for name in self.others)
+        return [*map(to_plain, self.ours), *others]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from resumable_operator.cli.display import Display
 from resumable_operator.cli.output import make_console
-from resumable_operator.cli.place import Place, cluster_options, job_at
+from resumable_operator.cli.place import Place, PlacedCommand, cluster_options, job_at
 from resumable_operator.cli.report import is_opaque, opaque_note
 from resumable_operator.cli.report_model import Ending, sighting
 from resumable_operator.cli.source import JobSource
@@ -25,7 +25,15 @@ from resumable_operator.words import counted
 PODS_SHOWN = 12
 
 
-@click.command("status")
+CLUSTER_HELP = """Show what a job is doing and why.
+
+Shows phase, attempt, size, step, loss, newest checkpoint, goodput and its two factors, budgets left,
+the job's pods, and the last interruption with the first failure that was seen: worker, rank, exit code or
+signal, and the last lines of its log. Exits with 0 whatever the job's state.
+"""
+
+
+@click.command("status", cls=PlacedCommand, cluster_help=CLUSTER_HELP)
 @click.argument("job", metavar="RUN|JOB")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--watch", is_flag=True, help="Go on until the job has ended or Ctrl-C.")
@@ -93,7 +101,10 @@ def _facts(view: StatusView) -> Iterator[tuple[str, str]]:
         "attempt",
         f"{status.attempt.number} ({status.attempt.state}), world size {status.attempt.world_size}",
     )
-    yield "size", f"{status.size} of {view.wanted_size} workers; allowed {_sizes(view.allowed_sizes)}"
+    yield (
+        "size",
+        f"{status.size} of {counted(view.wanted_size, 'worker')}; allowed {_sizes(view.allowed_sizes)}",
+    )
     yield "step", _step(view)
     yield "loss", "-" if status.loss is None else f"{status.loss:.4g}"
     yield "checkpoint", _checkpoint(view)

@@ -36,6 +36,8 @@ def set_condition(
 
 
 def set_if_known(draft: Draft, type_: str, holds: bool, reason: str, message: str = "") -> None:
-    """Set a condition that only shows up once it has been true."""
-    if holds or condition(draft.status, type_) is not None:
-        set_condition(draft, type_, "True" if holds else "False", reason if holds else "Resolved", message)
+    """Set a condition that only shows up once it has been true. ``message`` is for while it holds."""
+    if holds:
+        set_condition(draft, type_, "True", reason, message)
+    elif condition(draft.status, type_) is not None:
+        set_condition(draft, type_, "False", "Resolved")

@@ -14,6 +14,7 @@ from resumable_operator.decide.interruptions import sized
 from resumable_operator.decide.observation import Worker
 from resumable_operator.decide.validity import blocked
 from resumable_operator.model import AttemptStatus, MemberStatus
+from resumable_operator.words import counted
 from resumable_training.contract.assignment import membership_digest
 
 LARGEST_NUMBER = 2**53
@@ -90,5 +91,7 @@ def reserve_attempt(draft: Draft, ready: list[Worker], size: int, reason: str) -
     )
     sized(draft, size)
     draft.tell(
-        "Normal", "AttemptReserved", f"attempt {number}: {size} workers, {ranks * size} ranks; {reason}"
+        "Normal",
+        "AttemptReserved",
+        f"attempt {number}: {counted(size, 'worker')}, {counted(ranks * size, 'rank')}; {reason}",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -125,7 +126,8 @@ def test_other_programs_directories_are_found_below(store, rtj) -> None:
     output = rtj("checkpoints", "list", store.root).output
     assert output.count("another program's") == 2
     told = json.loads(rtj("checkpoints", "list", store.root, "--json").output)
-    assert told[-2:] == [{"name": "deep/er/epoch-4", "foreign": True}, {"name": "epoch-3", "foreign": True}]
+    assert {item["name"] for item in told[-2:]} == {"deep/er/epoch-4", "epoch-3"}
+    assert [(item["foreign"], item["offered"]) for item in told[-2:]] == [(True, False)] * 2
     result = rtj("checkpoints", "verify", store.root / "epoch-3")
     assert result.exit_code == 1
     assert "epoch-3  damaged: .metadata" in result.output
@@ -174,9 +176,10 @@ def test_listing_one_checkpoint_names_the_directory_that_holds_it(tmp_path, rtj)
     assert str(tmp_path) in result.output
 
 
-def test_other_programs_checkpoints_in_order_of_their_numbers(tmp_path) -> None:
-    """step-80 comes before step-400."""
-    for name in ("step-400", "step-80", "step-9"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / ".metadata").write_bytes(b"x")
-    assert foreign_names(tmp_path) == ["step-9", "step-80", "step-400"]
+def test_other_programs_checkpoints_newest_first(tmp_path) -> None:
+    """By the time of their markers; at equal times by name, as the agent does. Snapshots are none."""
+    for name, modified in (("step-9", 30), ("a/step-80", 50), ("step-400", 50), (".snapshot/step-9", 60)):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / MARKER_FILE).write_bytes(b"x")
+        os.utime(tmp_path / name / MARKER_FILE, (modified, modified))
+    assert foreign_names(tmp_path) == ["a/step-80", "step-400", "step-9"]

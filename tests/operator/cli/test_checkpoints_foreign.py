@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,18 @@ def test_another_programs_checkpoint_is_listed_and_its_structure_verified(saved:
     for directory in (saved, saved / "epoch-3"):
         result = rtj("checkpoints", "verify", directory)
         assert (result.exit_code, result.output) == (0, "epoch-3  ok (structure only: it has no manifest)\n")
+
+
+def test_the_one_that_is_offered_to_resume_from_is_marked(saved: Path, rtj) -> None:
+    """The newest that is whole, as the agent chooses it: a newer one that is damaged is passed over."""
+    dcp.save({"weight": torch.ones(3)}, checkpoint_id=saved / "epoch-4", no_dist=True)
+    os.utime(saved / "epoch-4" / ".metadata", (2e9, 2e9))
+    told = rtj("checkpoints", "list", saved).output.splitlines()
+    assert [line.split()[0] for line in told] == ["epoch-4", "epoch-3"]
+    assert [line.endswith("next resume point") for line in told] == [True, False]
+    next((saved / "epoch-4").glob("*.distcp")).write_bytes(b"")
+    told = rtj("checkpoints", "list", saved).output.splitlines()
+    assert [line.endswith("next resume point") for line in told] == [False, True]
 
 
 def test_a_shard_that_is_too_short_is_proof_of_damage(saved: Path, rtj) -> None:

@@ -106,7 +106,7 @@ def test_an_attempt_that_has_printed_nothing_yet_gives_way_to_the_one_before(clu
         (
             ("--attempt", "1", "--rank", "5"),
             [0, 1],
-            "rank 5 printed nothing in attempt 1; there is output of",
+            "rank 5 printed nothing in attempt 1; there is output of ranks 0, 1",
         ),
         ((), [], "job train has no pods: because"),
         (("--rank", "3"), [2], "job train has no output: no rank has printed anything yet"),
@@ -141,6 +141,26 @@ def test_pods_that_are_gone_are_named(cluster, rtj) -> None:
         "[1:1] older\n",
         "pod train-0-1 is gone, and the output went with it\n",
     )
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_a_suspended_job_whose_pods_are_gone_says_that_once(cluster, rtj, read: bool) -> None:
+    """Nobody may think that nothing was ever printed; also where the pods went while we read."""
+    status = told(phase="Suspended", state="ended")
+    cluster((stored_job(status), [pod(0, "Succeeded"), pod(1, "Succeeded")] if read else []), logs={})
+    result = rtj("logs", "train", "-n", "team")
+    assert result.exit_code == 2
+    assert result.output.count("\n") == 1
+    assert "pods train-0-1, train-1-1 are gone, and the output went with them" in result.output
+    assert "because" in result.output
+    assert "yet" not in result.output
+
+
+def test_of_many_pods_that_are_gone_some_are_named(cluster, rtj) -> None:
+    """A line that can be read, of a job with a thousand workers too."""
+    cluster((stored_job(told(places=1000)), []), logs={})
+    result = rtj("logs", "train", "-n", "team")
+    assert "pods train-0-1, train-1-1, train-2-1 and 997 more are gone" in result.output
 
 
 def test_a_log_that_can_not_be_read_is_said_and_the_others_are_shown(cluster, rtj) -> None:

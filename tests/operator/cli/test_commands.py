@@ -14,13 +14,15 @@ from resumable_operator.cli.main import COMMANDS, cli
 CLUSTER = ("--context", "--kubeconfig", "--namespace/-n")
 READER = ("--image", "--time-limit")
 FROZEN: dict[str, list[str]] = {
-    "checkpoints list": [*CLUSTER, *READER, "--json", "DIR|JOB"],
-    "checkpoints verify": [*CLUSTER, *READER, "--json", "--step", "DIR|JOB"],
+    "checkpoints list": [*CLUSTER, *READER, "--json", "DIR|URL|JOB"],
+    "checkpoints verify": [*CLUSTER, *READER, "--json", "--step", "DIR|URL|JOB"],
     "demo": ["--dir", "--steps", "--time-limit"],
     "fault": ["--back-after", "--grace", "--rank", "--scope", "--seconds", "--worker", "FAULT", "RUN"],
     "list": [*CLUSTER, "--all-namespaces/-A"],
     "logs": [*CLUSTER, "--attempt", "--follow/-f", "--rank", "RUN|JOB"],
     "report": [*CLUSTER, "--json", "RUN|JOB"],
+    "resume": [*CLUSTER, "JOB"],
+    "suspend": [*CLUSTER, "--wait", "JOB"],
     "run": [
         "--checkpoint-dir",
         "--dir",
@@ -70,7 +72,9 @@ def _parameters(command: click.Command) -> list[str]:
 
 def test_the_commands_are_frozen() -> None:
     """A command that appears, vanishes or is renamed is a change of the interface."""
-    assert list(COMMANDS) == [*("run", "list", "status", "logs", "report", "checkpoints", "fault", "demo")]
+    assert list(COMMANDS) == [
+        *("run", "list", "status", "logs", "report", "checkpoints", "suspend", "resume", "fault", "demo")
+    ]
 
 
 def test_arguments_and_options_are_frozen() -> None:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from resumable_operator.cli import exitcodes
 from resumable_operator.cli.exitcodes import UsageProblem, for_error, for_status
 from resumable_operator.cli.main import LazyGroup, cli
+from resumable_operator.cli.place import PLUGIN
 from resumable_operator.errors import (
     AgentRefused,
     AgentUnreachable,
@@ -88,6 +89,14 @@ def test_help_documents_every_exit_code() -> None:
     output = CliRunner().invoke(cli, ["--help"]).output
     for code, meaning in exitcodes.MEANING.items():
         assert f"{code}  {meaning.split(':')[0]}" in output
+
+
+def test_kubectl_documents_the_codes_that_can_come() -> None:
+    """No job ends in a command that only looks at one."""
+    output = CliRunner().invoke(cli, ["--help"], prog_name=PLUGIN).output
+    listed = output.partition("Exit codes:")[2].split("\n")
+    assert [line.split()[0] for line in listed if line.strip()] == ["0", "1", "2", "6"]
+    assert "demo" not in output
 
 
 def test_an_unforeseen_error_is_internal_and_keeps_its_traceback() -> None:

@@ -40,10 +40,29 @@ def test_a_name_without_options_suggests_them(
 ) -> None:
     """Somebody with a job in a cluster in mind is told in one line."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
     result = rtj(*command, "gpt")
     assert result.exit_code == 2
     assert result.output.startswith("Error: gpt: no such directory; give ")
     assert result.output.endswith("or -n NAMESPACE for a job in a cluster\n")
+    config = tmp_path / "config"
+    config.touch()
+    monkeypatch.setenv("KUBECONFIG", str(config))
+    words = " ".join(command)
+    assert f"`kubectl rtj {words} gpt`, or `rtj {words} gpt -n NAMESPACE`" in rtj(*command, "gpt").output
+
+
+@pytest.mark.parametrize("command", [*COMMANDS_OF_A_JOB, ("checkpoints",), ("list",), ()])
+def test_help_by_kubectl_speaks_of_clusters_alone(command: tuple[str, ...]) -> None:
+    """Nobody there has a run directory; the same command by its own name tells of both."""
+    by_kubectl = CliRunner().invoke(cli, [*command, "--help"], prog_name=PLUGIN)
+    assert by_kubectl.exit_code == 0
+    assert by_kubectl.output.startswith(f"Usage: {' '.join([PLUGIN, *command])} [OPTIONS]")
+    for word in ("RUN", "DIR", "directory", "rtj run", "this machine"):
+        assert word not in by_kubectl.output
+    itself = CliRunner().invoke(cli, [*command, "--help"], prog_name="rtj").output
+    assert any(word in itself for word in ("RUN", "DIR", "run directory", "this machine"))
 
 
 @pytest.mark.parametrize("command", COMMANDS_OF_A_JOB)

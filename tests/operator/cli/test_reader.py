@@ -9,7 +9,7 @@ import pytest
 from job_objects import in_phase, stored_job, worker_pod
 
 from resumable_operator.cli.exitcodes import for_error
-from resumable_operator.cli.reader import ClaimStore, Output, parsed
+from resumable_operator.cli.reader import Output, ReaderStore, parsed, title_of
 from resumable_operator.cli.reader_pod import (
     CONTAINER,
     Standing,
@@ -75,6 +75,54 @@ def test_it_can_only_read() -> None:
     assert (context["readOnlyRootFilesystem"], context["allowPrivilegeEscalation"]) == (True, False)
     assert context["capabilities"] == {"drop": ["ALL"]}
     assert container["resources"].keys() == {"requests", "limits"}
+
+
+KEY = {
+    "name": "AWS_ACCESS_KEY_ID",
+    "valueFrom": {"secretKeyRef": {"name": "keys", "key": "AWS_ACCESS_KEY_ID"}},
+}
+
+
+def on_bucket(env: list[Raw], **s3: Any) -> Raw:
+    """The reader's spec of a job in a bucket, whose worker has those variables."""
+    container = {"name": "worker", "image": "train:1", "command": ["x"], "env": env}
+    template = {"spec": {"containers": [container], "serviceAccountName": "trainer"}}
+    storage = {"s3": {"bucket": "models", "prefix": "a/b", **s3}}
+    job = job_of(stored_job(template=template, checkpoint=storage))
+    model = model_of(job, "operator:1", None)
+    spec: Raw = reader_pod(job, "n", ["list", "s3://models/a/b"], model, "", 60)["spec"]
+    return spec
+
+
+def test_in_a_bucket_it_gets_the_environment_instead_of_a_volume() -> None:
+    """Keys by reference only, and the endpoint; what the template sets for S3 wins, as in a worker."""
+    region = {"name": "AWS_REGION", "value": "eu-west-1"}
+    spec = on_bucket([region, {"name": "LR", "value": "1"}], endpoint="http://minio:9000", secretName="keys")
+    (container,) = spec["containers"]
+    assert (spec["volumes"], container["volumeMounts"]) == ([], [])
+    assert KEY in container["env"]
+    by_name = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert len(by_name) == len(container["env"])
+    assert (by_name["AWS_REGION"], by_name["AWS_ENDPOINT_URL"]) == ("eu-west-1", "http://minio:9000")
+    assert "LR" not in by_name
+    assert "serviceAccountName" not in spec
+
+
+def test_in_a_bucket_without_keys_it_is_known_as_the_workers_are() -> None:
+    """By their service account; no token for the Kubernetes API comes with it."""
+    spec = on_bucket([])
+    assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("trainer", False)
+    assert "serviceAccountName" not in made(real_pod(serviceAccountName="trainer"))["spec"]
+
+
+async def test_a_bucket_is_read_anywhere_and_by_its_url(cluster) -> None:
+    """No claim is asked for, and no node."""
+    job = job_of(stored_job(checkpoint={"s3": {"bucket": "models", "prefix": "a"}}))
+    session = cluster((stored_job(), []))
+    session.api = None  # nothing is asked
+    pods = [in_phase(worker_pod(stored_job(), 0), "Running")]
+    assert await ReaderStore(session, "train", None, None)._node(job, pods) == ""
+    assert title_of(job) == "s3://models/a"
 
 
 def test_it_takes_image_and_way_to_pull_from_a_worker() -> None:
@@ -246,7 +294,7 @@ async def test_where_it_must_run(cluster, claims: Claims, pods: list[str], node:
     """Where the claim is mounted, unless several nodes can mount it; also if one may not know."""
     session = cluster((stored_job(), []))
     session.api = claims
-    store = ClaimStore(session, "train", None, None)
+    store = ReaderStore(session, "train", None, None)
     workers = [in_phase(worker_pod(stored_job(), place), phase) for place, phase in enumerate(pods)]
     assert await store._node(JOB, workers) == node
 
@@ -257,9 +305,9 @@ async def test_where_it_must_run(cluster, claims: Claims, pods: list[str], node:
         ({}, Claims(), "namespace team has no claim ckpt"),
         ({}, Claims("ReadWriteOncePod"), "ReadWriteOncePod and in use by train-0-1"),
         (
-            {"checkpoint": {"s3": {"bucket": "models", "prefix": "a"}}},
+            {"checkpoint": {"directory": {"path": "/data"}}},
             Claims(),
-            "in s3://models/a: only claims",
+            "in /data: only claims and buckets can be read",
         ),
         ({"checkpoint": {}}, Claims(), "no place that its spec tells"),
     ],

@@ -165,7 +165,7 @@ def test_an_endpoint_of_the_container_wins() -> None:
 @pytest.mark.parametrize("environment", [{}, {"AWS_ACCESS_KEY_ID": "key"}])
 def test_without_credentials_the_reason_is_given(environment: dict[str, str]) -> None:
     """A Secret can't be read on one machine: the directory of the run takes the bucket's place."""
-    wish = from_document(document(checkpoint={"s3": {"bucket": "b"}}), "x", STORE, CWD, environment)
+    wish = from_document(document(checkpoint={"s3": {"bucket": "models"}}), "x", STORE, CWD, environment)
     assert wish.spec.checkpoint.s3 is None
     assert any("AWS_SECRET_ACCESS_KEY are not set" in note for note in wish.notes)
 

@@ -99,6 +99,12 @@ def test_deleted_jobs_drain_and_get_nothing_new() -> None:
     assert not any(isinstance(a, CreateWorker) for plan in world.plans[before:] for a in plan.actions)
 
 
+def suspended(world: World) -> tuple[str, str, str]:
+    """The condition: its value, reason and message."""
+    (found,) = (item for item in world.job.status.conditions if item.type == "Suspended")
+    return found.status, found.reason, found.message
+
+
 def test_suspend_and_resume() -> None:
     """spec.suspend drains, deletes the workers, and waits; resuming goes on at the same step."""
     world = running()
@@ -108,8 +114,10 @@ def test_suspend_and_resume() -> None:
     assert world.agents == {}
     assert world.job.status.ledger.open_phase == "suspended"
     assert world.job.status.interruptions[-1].cause == "suspend"
+    assert suspended(world) == ("True", "SpecSuspend", "suspended by spec.suspend")
     world.change_spec(suspend=False)
     world.run(3.0)
+    assert suspended(world) == ("False", "Resolved", "")
     assert world.job.status.phase == "Running"
     assert world.groups[2].start == world.groups[1].step
     assert world.job.status.interruption_counts == {"suspend": 1}
