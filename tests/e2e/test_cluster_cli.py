@@ -23,6 +23,7 @@ from bed.control_plane import ControlPlane
 from bed.nodes import Nodes
 from bed.pod_testing import PodWatch, phase
 from bed.processes import wait_until
+from bed.s3 import S3Server
 from resumable_operator.cli.main import cli
 from resumable_operator.model import (
     AttemptStatus,
@@ -32,6 +33,7 @@ from resumable_operator.model import (
     MemberStatus,
 )
 from resumable_operator.stored import to_stored
+from resumable_training.checkpoint.stores import open_store
 from resumable_training.contract.manifest import checkpoint_name
 
 Raw = dict[str, Any]
@@ -355,6 +357,45 @@ def test_checkpoints_on_a_claim(team: Team, pods: PodWatch) -> None:
     assert {pod["spec"]["containers"][0]["image"] for pod in readers} == {IMAGE}
     assert {pod["metadata"]["labels"]["app.kubernetes.io/managed-by"] for pod in readers} == {"rtj"}
     assert {pod["metadata"]["ownerReferences"][0]["uid"] for pod in readers} == {job["metadata"]["uid"]}
+
+
+def test_checkpoints_in_a_bucket(team: Team, nodes: Nodes, s3: S3Server, s3_url: str, tmp_path: Path) -> None:
+    """The pod has the job's Secret and endpoint; this machine needs neither."""
+    store, remote = filled(tmp_path / "store"), open_store(s3_url)
+    for file in (found for found in store.root.rglob("*") if found.is_file()):
+        remote.put(str(file.relative_to(store.root)), file.read_bytes())
+    keys = {name: value for name, value in s3.environment().items() if name != "AWS_ENDPOINT_URL"}
+    secret = {"metadata": {"name": "bucket"}, "stringData": keys}
+    team.api.create(path("v1", "secrets", team.namespace), secret)
+    bucket, _, prefix = s3_url.removeprefix("s3://").partition("/")
+    place = {"bucket": bucket, "prefix": prefix, "endpoint": s3.endpoint, "secretName": "bucket"}
+    team.submit(status(), checkpoint={"s3": place})
+    result = team.rtj("checkpoints", "list", "train", "--image", IMAGE)
+    assert result.exit_code == 0, result.output
+    assert "next resume point" in result.stdout
+    assert (
+        f"{checkpoint_name(10, 1)}  ok" in team.rtj("checkpoints", "verify", "train", "--image", IMAGE).stdout
+    )
+    team.await_no_reader()
+
+
+def test_a_job_is_suspended_and_resumed(team: Team) -> None:
+    """One field of the spec; waiting ends when the operator says so."""
+    job = team.submit(status())
+    assert team.rtj("suspend", "train").exit_code == 0
+    where = path("resumable.dev/v1alpha1", "resumabletrainingjobs", team.namespace, "train")
+    changed = team.api.get(where)
+    assert changed["spec"] == {**job["spec"], "suspend": True}
+    with team.running_rtj("suspend", "train", "--wait") as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "Running: all 2 workers train\n"
+        condition = Condition(type="Suspended", status="True", reason="SpecSuspend")
+        generation = changed["metadata"]["generation"]
+        team.tell(status(phase="Suspended", conditions=(condition,), observed_generation=generation))
+        output, _ = process.communicate(timeout=SECONDS)
+        assert (process.returncode, output.splitlines()[-1]) == (0, "job train is suspended")
+    assert team.rtj("resume", "train").exit_code == 0
+    assert not team.api.get(where)["spec"].get("suspend")
 
 
 def test_a_store_that_nobody_has_written_yet(team: Team, nodes: Nodes) -> None:
