@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -30,8 +31,22 @@ PORTS = range(8100, 9000)
 
 def own_values(plane: ControlPlane) -> Mapping[str, Any]:
     """Values for the bed, where all pods share the machine's ports: the operator serves on its pod's address,
-    and not on a port that others like to take on all addresses, and would then answer its probes on."""
-    return {"bindAddress": "$(POD_IP)", "port": PORTS[plane.port % len(PORTS)]}
+    and on a port that nobody has taken on all addresses, who would then answer its probes."""
+    first = plane.port % len(PORTS)
+    port = next((port for port in (*PORTS[first:], *PORTS[:first]) if is_free(port)), None)
+    if port is None:
+        raise InstallFailed(f"all ports from {PORTS[0]} to {PORTS[-1]} are taken on this machine")
+    return {"bindAddress": "$(POD_IP)", "port": port}
+
+
+def is_free(port: int) -> bool:
+    """Nobody listens there on all addresses; one on a pod's address does no harm."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 class InstallFailed(Exception):

@@ -1,12 +1,13 @@
 """Installing the chart: an operator that can't come up is said soon, with its own last words."""
 
+import socket
 import time
 
 import pytest
 
 from bed import install as module
 from bed.control_plane import ControlPlane
-from bed.install import InstallFailed, install, trouble_of, uninstall
+from bed.install import InstallFailed, install, is_free, own_values, trouble_of, uninstall
 from bed.nodes import Nodes
 from bed.processes import wait_until
 
@@ -38,6 +39,16 @@ def test_operator_that_cannot_come_up_is_said_soon(
         assert trouble_of(control_plane, **where) is None
     finally:
         uninstall(control_plane, release=RELEASE, namespace=namespace)
+
+
+def test_port_taken_on_all_addresses_is_left_alone(control_plane: ControlPlane) -> None:
+    """The operator gets another port; one taken on a pod's address only is no reason to change."""
+    port = own_values(control_plane)["port"]
+    with socket.create_server(("127.3.3.3", port)):
+        assert own_values(control_plane)["port"] == port
+    with socket.create_server(("0.0.0.0", port)):
+        assert not is_free(port)
+        assert own_values(control_plane)["port"] not in (port, 8080)
 
 
 def test_files_that_pods_cannot_read_are_said_first(
