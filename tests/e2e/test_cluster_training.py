@@ -106,9 +106,10 @@ def test_suspend_and_resume(cluster_run: ClusterRun) -> None:
     run.await_moments(*held)
     run.change(suspend=True)
     status = run.until_phase("Suspended")
-    run.wait(lambda: not run.pods() and not run.processes(), "all pods to go")
+    run.wait(lambda: run.conditions().get("Suspended") == ("True", "SpecSuspend"), "condition Suspended")
+    assert not run.pods()  # who waits for the condition may rely on it
+    run.wait(lambda: not run.processes(), "all processes to go")
     assert status.checkpoint is not None
-    assert run.conditions()["Suspended"] == ("True", "SpecSuspend")
     assert run.conditions()["WorkersReady"] == ("False", "NoneWanted")
     run.change(suspend=False)
     status = run.finish_exact()

@@ -109,6 +109,5 @@ def _set_conditions(draft: Draft) -> None:
         else ""
     )
     set_if_known(draft, "StorageChangeIgnored", moved, "NotSuspended", text)
-    set_if_known(
-        draft, "Suspended", draft.status.phase == "Suspended", "SpecSuspend", "suspended by spec.suspend"
-    )
+    suspended = draft.status.phase == "Suspended" and not draft.observation.workers
+    set_if_known(draft, "Suspended", suspended, "SpecSuspend", "suspended by spec.suspend")
