@@ -74,7 +74,7 @@ def _ask(draft: Draft, name: str, seconds: float) -> None:
 
 def _is_done(draft: Draft, worker: str) -> bool:
     outcome = draft.attempt.outcomes.get(worker)
-    if draft.status.uses_library is False:
+    if draft.status.uses_library is not True:
         return outcome is not None  # it knows no drain: however it ended, it was asked to
     return outcome in (events.SUCCEEDED, events.DRAINED)
 

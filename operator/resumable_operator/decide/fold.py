@@ -239,7 +239,7 @@ def _ended_as_asked(draft: Draft, exit_: RankExit, timed: TimedEvent) -> bool:
     """By the SIGTERM of a drain: a rank that has not connected (yet) can be asked in no other way."""
     if exit_.code in _LEFT_BY_SIGTERM and _told_to_drain(draft, timed):
         return True
-    return draft.attempt.state == "draining" and draft.status.uses_library is False
+    return draft.attempt.state == "draining" and draft.status.uses_library is not True
 
 
 def _hang(draft: Draft, timed: TimedEvent) -> None:

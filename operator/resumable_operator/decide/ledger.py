@@ -71,8 +71,9 @@ def fold_progress(ledger: LedgerStatus, report: ProgressReport, attempt: int, at
     """Credit what rank 0 did since the last fold to the time between then and ``at``.
 
     Args:
-        report: rank 0's totals; with ``uses_library`` False its time is ``running_opaque``, unless ranks of
-            this job have reported phases before: then it has only not connected yet.
+        report: rank 0's totals; with ``uses_library`` False its time since the rank's start is
+            ``running_opaque``, unless ranks of this job have reported phases before: then it has only not
+            connected yet.
         attempt: the attempt it belongs to. Reports of an older one, or of one that is over, change nothing.
         at: the report's ``settled_ms`` on the operator's clock.
     """
@@ -81,7 +82,8 @@ def fold_progress(ledger: LedgerStatus, report: ProgressReport, attempt: int, at
     if attempt > ledger.attempt:
         ledger = ledger.model_copy(update={"attempt": attempt, "folded": {}, "folded_rework_steps": 0})
     if not report.uses_library:
-        return enter(ledger, RUNNING_OPAQUE, at)
+        ran = max(0, report.settled_ms - report.started_ms)
+        return enter(enter(ledger, RUNNING_OPAQUE, at - ran), RUNNING_OPAQUE, at)
     totals = _known(report.phase_ms)
     fresh = _fresh(ledger.folded, totals)
     interval = max(0, at - ledger.settled_at)

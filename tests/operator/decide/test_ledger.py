@@ -272,3 +272,13 @@ def test_phases_that_an_agent_makes_up_do_not_fill_the_status() -> None:
     assert after.folded[UNACCOUNTED] == 10_007
     assert after.phases.get("suspended", 0) == 0
     assert fold_progress(after, report, 1, 20_000) == after
+
+
+def test_a_script_is_opaque_from_its_start() -> None:
+    """When it becomes known that a script uses no library, all the time that it ran is shown as such."""
+    ledger = enter(open_ledger(0), "starting", 0)
+    ledger = fold_progress(ledger, report(8000, uses_library=False, setup=8000), 1, 8800)
+    assert ledger.phases == {"starting": 800, "running_opaque": 8000}
+    ledger = fold_progress(ledger, report(9000, uses_library=False, setup=9000), 1, 9800)
+    assert ledger.phases == {"starting": 800, "running_opaque": 9000}
+    assert sum(ledger.phases.values()) == age_ms(ledger, 9800)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from resumable_training.agent import reports
+from resumable_training.agent.rank import Rank
+from resumable_training.agent.ranks import StartedRank
 from resumable_training.contract.progress import PHASES, Progress
 
 STRETCHES = st.lists(st.tuples(st.sampled_from(PHASES), st.integers(0, 10**11)), max_size=20)
@@ -89,3 +93,16 @@ def test_peer_suspect(code: int, tail: tuple[str, ...], suspect: bool) -> None:
 def test_clean_exit(code: int, asked: bool, clean: bool) -> None:
     """Dying of a SIGTERM that we sent is an answer to it."""
     assert reports.clean_exit(code, asked) is clean
+
+
+@pytest.mark.parametrize(
+    ("age", "code", "told"), [(29.0, None, False), (29.0, 1, False), (31.0, None, True), (0.5, 0, True)]
+)
+def test_a_script_is_called_opaque_when_that_is_known(age: float, code: int | None, told: bool) -> None:
+    """One that has not connected may still import the library, or have failed on it."""
+    nothing: Any = None
+    started = StartedRank(1, 2)
+    rank = Rank(0, started, nothing, Path("page"), Path("stacks"), nothing, started_at=100.0, code=code)
+    report = rank.report(100.0 + age)
+    assert (report is not None) is told
+    assert report is None or not report.uses_library

@@ -17,6 +17,7 @@ from resumable_training.contract.progress import Progress, ProgressPage
 RANK_0_REPORT_SECONDS = 0.25
 OTHER_REPORT_SECONDS = 2.0
 OPAQUE_REPORT_SECONDS = 1.0
+KNOWN_OPAQUE_SECONDS = 30.0  # a script that uses the library has imported it and connected by now
 
 
 @dataclass(eq=False)
@@ -74,11 +75,11 @@ class Rank:
         return reports.before_first_step(self.progress, self.base_step)
 
     def report(self, now: float) -> Optional[ProgressReport]:
-        """What to tell the operator; None while it may still be on its way to connect."""
+        """What to tell the operator; None while it may be on its way to connect, or if it failed before."""
         if self.progress is not None:
             return reports.progress_report(self.number, self.progress)
         finished = self.code == 0
-        if now - self.started_at < OPAQUE_SECONDS and not finished:
+        if now - self.started_at < KNOWN_OPAQUE_SECONDS and not finished:
             return None
         return reports.opaque_report(self.number, int(self.started_at * 1000), int(now * 1000))
 
