@@ -252,10 +252,12 @@ class KubernetesCluster:
         return self.cache.workers(job)
 
     async def nodes(self, job: Job) -> dict[str, Node]:
-        """A node that was never seen is left out until a list has shown that there is none."""
+        """Those of its pods, and of members whose pod is gone. A node that was never seen is left out until a
+        list has shown that there is none."""
         if not self.node_signals:
             return {}
         names = {worker.node for worker in self.cache.workers(job) if worker.node}
+        names |= {member.node for member in job.status.attempt.members if member.node}
         found = ((name, self.cache.node(name)) for name in sorted(names))
         return {name: node for name, node in found if node is not None}
 

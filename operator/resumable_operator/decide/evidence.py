@@ -114,7 +114,7 @@ def _shown_loss(draft: Draft, member: MemberStatus) -> Evidence | None:
     """The API says that the worker is gone, or going and no longer answering."""
     worker = draft.observation.worker(member.worker)
     if worker is None:
-        return _lost(draft, member, "node_lost", f"{member.worker} vanished without a trace")
+        return _vanished(draft, member)
     node = node_of(draft, worker)
     if ended(worker):
         return _ended_worker(draft, member, worker)
@@ -131,6 +131,14 @@ def _shown_loss(draft: Draft, member: MemberStatus) -> Evidence | None:
     if worker.deleting:
         return _lost(draft, member, "evicted", f"{worker.name} is being deleted and its agent is silent")
     return None
+
+
+def _vanished(draft: Draft, member: MemberStatus) -> Evidence:
+    """On a node that is well a pod goes only when somebody deletes it."""
+    node = draft.observation.nodes.get(member.node)
+    if node is not None and node.ready and not node_gone(node):
+        return _lost(draft, member, "evicted", f"pod {member.worker} was deleted while nobody watched")
+    return _lost(draft, member, _cause_of_node(node), f"{member.worker} vanished without a trace")
 
 
 def _ended_worker(draft: Draft, member: MemberStatus, worker: Worker) -> Evidence:
@@ -182,7 +190,7 @@ def _note_agent(draft: Draft, member: MemberStatus) -> None:
             message = f"{member.worker} is unfit: one of its ranks can't be reaped"
             witnessed(draft, _lost(draft, member, "node_lost", message))
         return
-    if attempt.state == "draining" and draft.status.uses_library is False:
+    if attempt.state == "draining" and draft.status.uses_library is not True:
         return  # its ranks were ended by SIGTERM, as asked
     if state.attempt < attempt.number:
         message = f"agent of {member.worker} has started anew; its ranks are gone"

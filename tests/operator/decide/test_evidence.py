@@ -52,6 +52,9 @@ EVICTION = Disruption("evicted", "EvictionByEvictionAPI", 1030.0)
     ("change", "cause"),
     [
         pytest.param(gone, "node_lost", id="vanished"),
+        pytest.param(lambda seen: gone(node()(seen)), "evicted", id="deleted unseen, its node is well"),
+        pytest.param(lambda seen: gone(node(ready=False)(seen)), "node_lost", id="vanished, node not ready"),
+        pytest.param(lambda seen: gone(node(exists=False)(seen)), "node_lost", id="vanished with its node"),
         pytest.param(worker(phase="failed", exit_code=-9), "node_lost", id="killed with its agent"),
         pytest.param(worker(phase="failed", exit_code=137, reason="OOMKilled"), "oom", id="out of memory"),
         pytest.param(
