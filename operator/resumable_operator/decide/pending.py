@@ -15,6 +15,7 @@ from resumable_operator.decide.validity import blocked, why_blocked
 
 CONDITION = "WorkersReady"
 STARTING = "Starting"
+_SPEC_NOT_VALID = "SpecNotValid"  # told by ``validity``
 STUCK_START_SECONDS = 120.0  # a worker that can't start where others of the job can is given up
 _ON_ITS_WAY = ("", "ContainerCreating", "PodInitializing")  # the kubelet is at it
 _LONGEST_MESSAGE = 600
@@ -50,7 +51,7 @@ def show_readiness(draft: Draft, wanted: int) -> None:
     text = f"{ready} of {wanted} workers are ready" + (f"; {why}" if why else "")
     set_condition(draft, CONDITION, "False", reason, text)
     known = before.reason if before else ""
-    if reason not in (STARTING, known, _SAME_TROUBLE.get(known)):
+    if reason not in (STARTING, _SPEC_NOT_VALID, known, _SAME_TROUBLE.get(known)):
         draft.tell("Warning", "WorkersWaiting", text)
 
 
@@ -95,7 +96,7 @@ def _commonest(draft: Draft) -> tuple[str, Worker | None]:
 
 def _reason(draft: Draft) -> str:
     if blocked(draft):
-        return "SpecNotValid"
+        return _SPEC_NOT_VALID
     reason, _ = _commonest(draft)
     if reason:
         return reason

@@ -66,6 +66,7 @@ def test_nothing_is_created_from_a_bad_spec() -> None:
     assert (status.phase, status.attempt.number, world.agents) == ("Pending", 0, {})
     assert valid(world) == ("False", "ClaimNotFound", f"{NO_CLAIM.field}: {NO_CLAIM.message}")
     assert told(world, "SpecInvalid") == [f"{NO_CLAIM.field}: {NO_CLAIM.message}"]
+    assert told(world, "WorkersWaiting") == []  # it would say the same
     assert "create it" in status.reason
     assert status.backoff_count == 0
 
