@@ -143,7 +143,7 @@ def _ending_cells(number: int, item: Ending) -> tuple[str, ...]:
         item.cause + (" (planned)" if item.planned else ""),
         duration(item.detect_seconds),
         duration(item.recover_seconds),
-        str(item.rework_steps),
+        "-" if item.rework_steps is None else str(item.rework_steps),
         f"{item.size_before} > {after}",
     )
 

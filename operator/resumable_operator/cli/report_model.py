@@ -49,7 +49,7 @@ class Ending(Model):
     at_seconds: float  # age of the job when it was declared
     detect_seconds: float
     recover_seconds: float | None
-    rework_steps: int
+    rework_steps: int | None  # None: the script does not use the library, so nobody knows
     worker: str
     rank: int | None
     exit_code: int | None
@@ -195,7 +195,7 @@ def ending(item: Interruption, status: JobStatus) -> Ending:
         at_seconds=max(0.0, item.at - status.ledger.started_at / 1000),
         detect_seconds=item.detect_seconds,
         recover_seconds=item.recover_seconds,
-        rework_steps=item.rework_steps,
+        rework_steps=None if status.uses_library is False else item.rework_steps,
         worker=item.worker,
         rank=item.rank,
         exit_code=item.code,

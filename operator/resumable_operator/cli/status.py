@@ -188,7 +188,7 @@ def _interruption(item: Ending, view: StatusView) -> list[Text]:
         Text(f"  {sighting(item)}"),
         Text(
             f"  detected after {duration(item.detect_seconds)}, recovered {recovered},"
-            f" {item.rework_steps} steps redone"
+            f" {'-' if item.rework_steps is None else item.rework_steps} steps redone"
         ),
     ]
     return lines + [Text(f"  | {line}", style="dim") for line in item.tail]

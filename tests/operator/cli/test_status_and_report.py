@@ -161,6 +161,15 @@ def test_time_without_the_library_is_said(run, rtj, command: str) -> None:
     assert "90.0 s ran without the library" in rtj(command, run.path).output
 
 
+def test_steps_redone_without_the_library_are_not_known(run, rtj) -> None:
+    """Of a script that reports no steps nobody can say how many it does again."""
+    run.status(RunDir(run.path).status().model_copy(update={"uses_library": False}))
+    assert "- steps redone" in rtj("status", run.path).output
+    told = json.loads(rtj("report", run.path, "--json").output)
+    assert {item["reworkSteps"] for item in told["endings"]} == {None}
+    assert rtj("report", run.path).exit_code == 0
+
+
 def test_damaged_history_is_said(run, rtj) -> None:
     """A report over a history that was cut off says that it may lack something."""
     run.history('{"at": 1, "wor')
