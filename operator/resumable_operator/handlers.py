@@ -84,13 +84,13 @@ def settings() -> kopf.OperatorSettings:
     """kopf as a mere watcher."""
     chosen = kopf.OperatorSettings()
     chosen.watching.label_selectors["", "v1", "pods"] = POD_SELECTOR
-    chosen.watching.chunk_size = 500  # a whole list at once is held three times over
+    chosen.watching.chunk_size = 200  # a whole list at once is held three times over
     chosen.scanning.disabled = True
     chosen.posting.enabled = False
     chosen.peering.standalone = True
     chosen.persistence.finalizer = f"{GROUP}/never-set"  # so that no other operator's is taken off
     chosen.persistence.diffbase_storage = _Forgetful()
-    chosen.queueing.idle_timeout = 1.0
+    chosen.queueing.idle_timeout = 0.05  # each object has a task, and its last event is held, for so long
     chosen.networking.error_backoffs = RETRY_SECONDS
     chosen.process.ultimate_exiting_timeout = None
     return chosen
