@@ -94,18 +94,21 @@ def node_of(obj: Mapping[str, Any], noticed_at: float) -> Node:
     """
     spec = obj.get("spec") or {}
     taints = {str(taint.get("key")): taint for taint in spec.get("taints") or []}
+    condition = _ready_condition(obj)
+    is_ready = condition.get("status") == "True"
     return Node(
         name=obj["metadata"]["name"],
-        ready=_is_ready(obj) and not any(key in taints for key in UNUSABLE),
+        ready=is_ready and not any(key in taints for key in UNUSABLE),
+        unready_since=None if is_ready else seconds(condition.get("lastTransitionTime")),
         cordoned=bool(spec.get("unschedulable")),
         out_of_service=OUT_OF_SERVICE in taints,
         notice_deadline=_notice_deadline(obj, taints.values(), noticed_at),
     )
 
 
-def _is_ready(obj: Mapping[str, Any]) -> bool:
+def _ready_condition(obj: Mapping[str, Any]) -> Mapping[str, Any]:
     conditions = (obj.get("status") or {}).get("conditions") or []
-    return any(item.get("type") == "Ready" and item.get("status") == "True" for item in conditions)
+    return next((item for item in conditions if item.get("type") == "Ready"), {})
 
 
 def _notice_deadline(

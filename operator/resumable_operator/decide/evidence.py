@@ -223,8 +223,15 @@ def _notice(draft: Draft, name: str) -> Notice | None:
 
 
 def _told(draft: Draft, worker: Worker) -> Notice | None:
-    """By whom it is ended, as the API tells it."""
+    """By whom it is ended, as the API tells it.
+
+    A deletion is carried out by the node. Of one that is not ready nobody knows whether it will: its worker
+    trains on until the agent gets its SIGTERM, or is replaced at a checkpoint.
+    """
     name, node = worker.name, node_of(draft, worker)
+    by_its_loss = worker.disruption is not None and worker.disruption.cause == "node_lost"
+    if (worker.deleting or by_its_loss) and node is not None and node.exists and not node.ready:
+        return None
     if worker.disruption is not None:
         disruption = worker.disruption
         return Notice(name, disruption.cause, f"{name}: {disruption.reason}", disruption.deadline)

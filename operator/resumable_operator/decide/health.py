@@ -7,7 +7,7 @@ from typing import Literal
 
 from resumable_operator.decide.distrust import given_up, knows_no_key
 from resumable_operator.decide.draft import Draft
-from resumable_operator.decide.observation import Worker
+from resumable_operator.decide.observation import Node, Worker
 from resumable_operator.decide.refusals import refused
 from resumable_operator.decide.size import Supply
 from resumable_operator.decide.validity import blocked
@@ -91,7 +91,7 @@ def _is_doomed(draft: Draft, worker: Worker) -> bool:
         or worker.deleting
         or worker.disruption is not None
         or node_gone(node)
-        or (node is not None and (not node.ready or node.notice_deadline is not None))
+        or (node is not None and (node.notice_deadline is not None or _is_unready(draft, worker, node)))
         or (node is not None and node.cordoned and draft.spec.recovery.drain_on_cordon)
         or (state is not None and (state.terminating or state.unfit))
         or _has_fallen_silent(draft, worker)
@@ -112,6 +112,21 @@ def _most_are_silent(draft: Draft) -> bool:
         running = [worker for worker in draft.observation.workers if worker.phase == "running"]
         silent = sum(_silent_for(draft, worker) >= silent_after(draft, worker.name) for worker in running)
         known["most"] = len(running) > 1 and 2 * silent > len(running)
+    return bool(known["most"])
+
+
+def _is_unready(draft: Draft, worker: Worker, node: Node) -> bool:
+    """Not when most are, yet its agent is heard: then the control plane does not hear the nodes."""
+    known = heard(draft.observation.agents.get(worker.name), draft.now)
+    return not node.ready and not (known and _most_are_unready(draft))
+
+
+def _most_are_unready(draft: Draft) -> bool:
+    known = draft.memo("most are unready")
+    if not known:
+        nodes = [node_of(draft, worker) for worker in draft.observation.workers if worker.phase == "running"]
+        unready = sum(node is not None and node.exists and not node.ready for node in nodes)
+        known["most"] = len(nodes) > 1 and 2 * unready > len(nodes)
     return bool(known["most"])
 
 

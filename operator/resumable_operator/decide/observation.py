@@ -68,6 +68,7 @@ class Worker:
 class Node:
     name: str
     ready: bool = True
+    unready_since: float | None = None  # of a node that is not ready; None: not known, so for long
     exists: bool = True
     cordoned: bool = False
     out_of_service: bool = False

@@ -17,6 +17,7 @@ from resumable_operator.decide.views import heard_state, is_member, node_of
 
 SHORTEST_WINDOW_SECONDS = 0.5
 JUST_SAVED_SECONDS = 10.0  # a checkpoint this fresh is "at the next checkpoint"
+UNREADY_SECONDS = 10.0  # a node may take this long to be ready again before its worker is replaced
 
 
 @dataclass(frozen=True)
@@ -129,21 +130,35 @@ def _distrusted(draft: Draft) -> Change | None:
 def _not_ready_node(draft: Draft) -> Change | None:
     """A node that is NotReady although its agent reports: replace it at the next checkpoint.
 
-    Not when that holds for most: then it is the control plane that does not hear the nodes.
+    Not when that holds for most: then it is the control plane that does not hear the nodes. Nor at once: it
+    may be a moment's trouble, or the first node of many.
     """
     unheard = [member.worker for member in draft.attempt.members if _reports_unready(draft, member.worker)]
     size = len(draft.attempt.members)
-    if not unheard or not _just_saved(draft) or (size > 1 and 2 * len(unheard) > size):
+    if not unheard or (size > 1 and 2 * len(unheard) > size):
         return None
-    worker = draft.observation.worker(unheard[0])
+    name = min(unheard, key=lambda worker: _unready_since(draft, worker))
+    until = _unready_since(draft, name) + UNREADY_SECONDS
+    if draft.now < until:
+        draft.wake(until)
+        return None
+    if not _just_saved(draft):
+        return None
+    worker = draft.observation.worker(name)
     node = worker.node if worker else ""
-    return Change("drained", f"node {node} is not ready; {unheard[0]} is replaced", _window(draft))
+    return Change("drained", f"node {node} is not ready; {name} is replaced", _window(draft))
 
 
 def _reports_unready(draft: Draft, name: str) -> bool:
     worker = draft.observation.worker(name)
     node = node_of(draft, worker) if worker else None
     return node is not None and not node.ready and heard_state(draft, name) is not None
+
+
+def _unready_since(draft: Draft, name: str) -> float:
+    worker = draft.observation.worker(name)
+    node = node_of(draft, worker) if worker else None
+    return node.unready_since if node is not None and node.unready_since is not None else 0.0
 
 
 def _cordon(draft: Draft) -> Change | None:

@@ -160,7 +160,7 @@ def node(
         "status": {
             "conditions": [
                 {"type": "MemoryPressure", "status": "False"},
-                {"type": "Ready", "status": ready, "reason": "KubeletReady"},
+                {"type": "Ready", "status": ready, "reason": "KubeletReady", "lastTransitionTime": CREATED},
             ]
         },
     }

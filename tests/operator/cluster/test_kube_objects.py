@@ -79,8 +79,8 @@ def test_version() -> None:
     ("change", "expected"),
     [
         ({}, Node("node-1")),
-        ({"ready": "False"}, Node("node-1", ready=False)),
-        ({"ready": "Unknown"}, Node("node-1", ready=False)),
+        ({"ready": "False"}, Node("node-1", ready=False, unready_since=CREATED_SECONDS)),
+        ({"ready": "Unknown"}, Node("node-1", ready=False, unready_since=CREATED_SECONDS)),
         ({"taints": [taint("node.kubernetes.io/unreachable", "NoExecute")]}, Node("node-1", ready=False)),
         ({"taints": [taint("node.kubernetes.io/not-ready")]}, Node("node-1", ready=False)),
         ({"taints": [taint("node.cloudprovider.kubernetes.io/shutdown")]}, Node("node-1", ready=False)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from world import World
@@ -45,6 +46,7 @@ def node(**changes: object) -> Callable[[Observation], Observation]:
 
 
 NOTICE = Disruption("preempted", "TerminationTarget")
+CONDEMNED = Disruption("node_lost", "DeletionByTaintManager", 1030.0)
 EVICTION = Disruption("evicted", "EvictionByEvictionAPI", 1030.0)
 
 
@@ -105,6 +107,26 @@ def test_not_ready_but_reporting_is_replaced_at_a_checkpoint() -> None:
     assert plan.status.attempt.drain_cause == "drained"
 
 
+@pytest.mark.parametrize(("seconds", "state"), [(0.0, "running"), (9.9, "running"), (10.0, "draining")])
+def test_not_ready_for_a_moment(seconds: float, state: str) -> None:
+    """It may be the first node of many, or be ready again soon: not replaced at once."""
+    world = running()
+    plan = see(world, node(ready=False, unready_since=world.now - seconds))
+    assert plan.status.attempt.state == state
+    assert state == "draining" or (plan.wake_at is not None and plan.wake_at <= world.now - seconds + 10.0)
+
+
+@pytest.mark.parametrize("told", [{"deleting": True}, {"disruption": CONDEMNED}])
+def test_deleted_on_a_node_that_is_not_heard(told: dict[str, Any]) -> None:
+    """Nobody is there to carry it out: it trains on until its agent is told, or until a checkpoint."""
+    world = running()
+    lost = node(ready=False, unready_since=world.now)
+    assert see(world, lambda seen: worker(**told)(lost(seen))).status.attempt.state == "running"
+    world.sigterm(NAME)
+    plan = see(world, lambda seen: worker(**told)(lost(seen)))
+    assert (plan.status.attempt.state, plan.status.attempt.drain_cause) == ("draining", "preempted")
+
+
 def test_not_ready_nodes_everywhere_are_the_control_planes_trouble() -> None:
     """Most nodes NotReady while their agents report: nothing is replaced, there would be nowhere to go."""
     world = running()
@@ -113,6 +135,18 @@ def test_not_ready_nodes_everywhere_are_the_control_planes_trouble() -> None:
     world.run(30.0)
     assert world.job.status.attempt.number == 1
     assert world.job.status.interruptions == ()
+
+
+def test_goes_on_where_only_the_control_plane_hears_nothing() -> None:
+    """Should an attempt end then, the next one takes the same workers: their agents answer."""
+    world = running()
+    for place in range(3):
+        world.nodes[f"node-{place}"] = Node(f"node-{place}", ready=False)
+    before = {member.worker for member in world.job.status.attempt.members}
+    world.kill_rank(NAME)
+    world.run(5.0)
+    assert (world.job.status.phase, world.job.status.attempt.number) == ("Running", 2)
+    assert {member.worker for member in world.job.status.attempt.members} == before
 
 
 def test_drain_on_cordon() -> None:

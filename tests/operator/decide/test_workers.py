@@ -63,8 +63,7 @@ def test_below_min_it_waits_queued() -> None:
 def test_waiting_workers_are_given_back() -> None:
     """Below min for formingTimeoutSeconds: all waiting workers are deleted, and come back after a backoff."""
     world = world_of(recovery={"formingTimeoutSeconds": 5.0})
-    for place in (1, 2):
-        world.nodes[f"node-{place}"] = Node(f"node-{place}", ready=False)
+    world.room = 1
     world.run(5.5)
     while world.job.status.backoff_until is None:
         world.step()
@@ -75,7 +74,7 @@ def test_waiting_workers_are_given_back() -> None:
     assert 15 <= until - world.now <= 45
     world.run(until - world.now - 0.5)
     assert world.agents == {}
-    world.nodes.clear()
+    world.room = None
     world.run(5.0)
     assert world.job.status.phase == "Running"
 
