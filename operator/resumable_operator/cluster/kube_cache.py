@@ -261,6 +261,11 @@ class KubeCache:
         namespace, uid = owner
         return self._job_keys.get(uid, "").startswith(f"{namespace}/")
 
+    def starting_pods(self) -> list[PodEntry]:
+        """Those that have a node and do not run yet."""
+        pods = self._pod_names.values()
+        return [entry for entry in pods if entry.worker.phase == "pending" and entry.worker.node]
+
     def workers(self, job: Job) -> list[Worker]:
         """Pods of the job, and those that vanished while they had a part in its attempt."""
         pods = self._pods.get((job.namespace, job.uid))

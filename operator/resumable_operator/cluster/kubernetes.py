@@ -34,6 +34,7 @@ from resumable_operator.errors import (
 )
 from resumable_operator.model import JobStatus
 from resumable_operator.stored import to_stored
+from resumable_training.contract import signing
 from resumable_training.contract.labels import (
     GROUP,
     KIND,
@@ -104,12 +105,30 @@ class KubernetesCluster:
         """
         await self._comparison.run()
         self._forget_keys()
+        await self._restore_keys()
         self.relisted_at = self._clock.now()
 
     def _forget_keys(self) -> None:
         for known in [known for known in self._key_locks if not self.cache.has_job(known[0])]:
             del self._key_locks[known]
             self._made_keys.pop(known, None)
+
+    async def _restore_keys(self) -> None:
+        """A Secret that somebody deleted is missed by pods that can't start without it."""
+        late = self._clock.now() - KEY_SECONDS
+        wanted = {
+            (entry.job_key, entry.worker.key_id)
+            for entry in self.cache.starting_pods()
+            if entry.worker.created_at < late
+        }
+        for job_key, key_id in sorted(wanted):
+            try:
+                job = await self.job(job_key)
+                if job is not None and signing.key_id(self._keys.key(job.uid, key_id)) == key_id:
+                    self._made_keys.pop((job.uid, key_id), None)
+                    await self._ensure_key(job, key_id)
+            except (SpecError, RetryableError, ClusterRefused) as error:
+                logger.warning("%s: its key could not be made again: %s", job_key, error)
 
     # ---- jobs ----------------------------------------------------------------------------------------
 

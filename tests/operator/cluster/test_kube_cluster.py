@@ -12,6 +12,7 @@ from kube_world import RING, Kube, claim, kube, plain_job, template
 from bed.api import Api, path
 from bed.control_plane import ControlPlane
 from bed.processes import wait_until
+from resumable_operator.cluster import kubernetes
 from resumable_operator.cluster.port import Change
 from resumable_operator.crd import crd
 from resumable_operator.decide.observation import Job
@@ -249,6 +250,17 @@ async def test_job_key(bench: Bench) -> None:
     bench.api.delete(path("v1", "secrets", bench.namespace, secret))
     bench.cluster._made_keys.clear()  # as after KEY_SECONDS
     await create(bench, job, place=1)
+    assert bench.find("v1", "secrets", secret) is not None
+
+
+async def test_job_key_of_a_pod_that_cannot_start(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod whose Secret is gone waits for it; the next comparison makes it again."""
+    monkeypatch.setattr(kubernetes, "KEY_SECONDS", -60.0)  # all pods are older
+    job = await bench.submit(plain_job())
+    bind(bench, await create(bench, job))
+    secret = key_secret_name(job, RING.current_key_id(job.uid))
+    bench.api.delete(path("v1", "secrets", bench.namespace, secret))
+    await bench.cluster.relist()  # sees that the pod has a node
     assert bench.find("v1", "secrets", secret) is not None
 
 
