@@ -9,12 +9,16 @@ from __future__ import annotations
 from resumable_operator.decide.conditions import set_if_known
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.observation import Distrust
+from resumable_operator.decide.views import is_member
 
 PATIENCE_SECONDS = {"key": 600.0, "words": 60.0}
 
 
 def note_distrust(draft: Draft) -> None:
-    """Since when which agents are not believed; told once for each."""
+    """Since when which agents are not believed; told once for each.
+
+    A member is remembered beyond its end: whoever could not ask it to drain had to end it.
+    """
     running = {worker.name for worker in draft.observation.workers if worker.phase == "running"}
     current = {
         name: agent.distrust
@@ -22,7 +26,8 @@ def note_distrust(draft: Draft) -> None:
         if agent.distrust is not None and name in running
     }
     before = draft.status.distrusted
-    since = {name: before.get(name, draft.now) for name in sorted(current)}
+    over = {name: at for name, at in before.items() if name not in running and is_member(draft, name)}
+    since = {**over, **{name: before.get(name, draft.now) for name in sorted(current)}}
     if since != before:
         draft.set(distrusted=since)
         draft.reserve()
@@ -30,6 +35,14 @@ def note_distrust(draft: Draft) -> None:
         draft.wake(since[name] + PATIENCE_SECONDS[distrust.kind])
     _tell(draft, {name: distrust for name, distrust in current.items() if name not in before})
     _show(draft, sorted(name for name, distrust in current.items() if distrust.kind == "key"))
+
+
+def ended_instead(draft: Draft, name: str) -> bool:
+    """It was ended by the operator, because it took no request to drain: its agent drains then by itself."""
+    if draft.attempt.drain_cause is None or name not in draft.status.distrusted:
+        return False
+    worker = draft.observation.worker(name)
+    return worker is None or (worker.deleting and worker.phase in ("succeeded", "failed"))
 
 
 def distrust_of(draft: Draft, worker: str) -> Distrust | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from resumable_operator.decide.distrust import knows_no_key
+from resumable_operator.decide.distrust import ended_instead, knows_no_key
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.fold import note_outcomes, witnessed
 from resumable_operator.decide.observation import Node, Worker
@@ -92,6 +92,8 @@ def _note_outcomes(draft: Draft) -> None:
         state = known_state(draft, member.worker)
         if state is not None and (state.attempt, state.state) == (attempt.number, "ended") and state.outcome:
             found[member.worker] = state.outcome
+        if ended_instead(draft, member.worker):
+            found.setdefault(member.worker, events.DRAINED)
     note_outcomes(draft, found)
 
 

@@ -63,6 +63,8 @@ def test_after_a_bounded_time_it_is_replaced_on_purpose(alone: bool) -> None:
     assert "train-1-1" not in world.agents
     assert "train-1-2" in world.agents
     assert world.groups[2].start >= done
+    assert [(ending.cause, ending.planned) for ending in status.interruptions] == [("drained", True)]
+    assert status.budgets.preemption == status.budgets.infrastructure == ()
     graces = [
         action.grace_seconds
         for plan in world.plans
