@@ -59,7 +59,9 @@ def _events() -> set[str]:
 
 
 def _conditions() -> set[str]:
-    return {next(word for word in strings if WORD.match(word)) for strings in _calls(SETTING) if any(strings)}
+    """Types: the argument after the draft. One that is passed on as it came is named where it comes from."""
+    firsts = {next((word for word in strings if word), "") for strings in _calls(SETTING)}
+    return {word for word in firsts if WORD.match(word) and word not in ("True", "False")}
 
 
 def _strings() -> set[str]:

@@ -17,7 +17,7 @@ from agent_process import (
     wait_until,
 )
 
-from resumable_training.contract import env, events
+from resumable_training.contract import env, events, exitcodes
 from resumable_training.contract.assignment import CheckpointConfig, Limits, Member
 from resumable_training.contract.progress import PHASES
 
@@ -154,12 +154,12 @@ def test_a_killed_rank(tmp_path: Path) -> None:
 
 
 def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
-    """Exit code 127 and a sentence, as a shell does it; the agent lives on."""
+    """The user's error, since nothing could differ next time, with a sentence; the agent lives on."""
     with AgentProcess(tmp_path, ("/no/such/command",)) as agent:
         agent.begin(ranks=1)
         assert agent.ended() == events.FAILED
         found = exits(agent)[0]
-        assert found["code"] == 127
+        assert found["code"] == exitcodes.USER_ERROR
         assert "/no/such/command" in str(found["tail"])
         assert agent.state().state == "ended"
 
