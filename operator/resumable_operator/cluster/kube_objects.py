@@ -14,11 +14,7 @@ from resumable_operator.stored import from_stored
 Raw = dict[str, Any]
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
-UNUSABLE = (
-    "node.kubernetes.io/not-ready",
-    "node.kubernetes.io/unreachable",
-    "node.cloudprovider.kubernetes.io/shutdown",
-)
+SHUT_DOWN = "node.cloudprovider.kubernetes.io/shutdown"
 
 # Taints that say that the node will be taken away, with the seconds that are left from then on.
 NOTICE_SECONDS: Mapping[str, float] = {
@@ -89,6 +85,8 @@ def job_of(obj: Mapping[str, Any], spec: JobSpec | None = None) -> Job:
 def node_of(obj: Mapping[str, Any], noticed_at: float) -> Node:
     """The node.
 
+    The taints not-ready and unreachable follow from its condition, and are a moment behind.
+
     Args:
         noticed_at: when a notice without a time of its own was seen first.
     """
@@ -98,7 +96,7 @@ def node_of(obj: Mapping[str, Any], noticed_at: float) -> Node:
     is_ready = condition.get("status") == "True"
     return Node(
         name=obj["metadata"]["name"],
-        ready=is_ready and not any(key in taints for key in UNUSABLE),
+        ready=is_ready and SHUT_DOWN not in taints,
         unready_since=None if is_ready else seconds(condition.get("lastTransitionTime")),
         cordoned=bool(spec.get("unschedulable")),
         out_of_service=OUT_OF_SERVICE in taints,

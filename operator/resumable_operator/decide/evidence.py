@@ -82,7 +82,8 @@ def other_cause(draft: Draft) -> Notice | None:
     workers = [draft.observation.worker(member.worker) for member in draft.attempt.members]
     told = [notice for worker in workers if worker and (notice := _told(draft, worker))]
     known = draft.attempt.drain_cause in {notice.cause for notice in told}
-    return None if known else next(iter(told), None)
+    is_mere = draft.attempt.drain_reason in {_sigterm(notice.worker) for notice in told}
+    return None if known and not is_mere else next(iter(told), None)
 
 
 def _note_outcomes(draft: Draft) -> None:
@@ -220,8 +221,12 @@ def _notice(draft: Draft, name: str) -> Notice | None:
         return None
     told = _told(draft, worker)
     if told is None and ((state is not None and state.terminating) or _is_doomed(draft, name)):
-        return Notice(name, "preempted", f"{name} got a SIGTERM")
+        return Notice(name, "preempted", _sigterm(name))
     return told
+
+
+def _sigterm(name: str) -> str:
+    return f"{name} got a SIGTERM"
 
 
 def _told(draft: Draft, worker: Worker) -> Notice | None:

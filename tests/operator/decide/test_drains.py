@@ -69,16 +69,16 @@ def test_sigterm_without_a_notice_is_a_preemption() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "cause"),
+    ("told", "cause", "words"),
     [
-        ({"disruption": Disruption("evicted", "EvictionByEvictionAPI", 1030.0)}, "evicted"),
-        ({"disruption": Disruption("preempted", "PreemptionByScheduler", 1030.0)}, "preempted"),
-        ({"deleting": True}, "evicted"),
-        ({}, "preempted"),
+        ({"disruption": Disruption("evicted", "EvictionByEvictionAPI", 1030.0)}, "evicted", "EvictionBy"),
+        ({"disruption": Disruption("preempted", "PreemptionByScheduler", 1030.0)}, "preempted", "Scheduler"),
+        ({"deleting": True}, "evicted", "being deleted"),
+        ({}, "preempted", "SIGTERM"),
     ],
 )
-def test_sigterm_is_explained_later(told: dict[str, Any], cause: str) -> None:
-    """The agent's word of its SIGTERM may come before the API's of who ends the pod; that gives the cause."""
+def test_sigterm_is_explained_later(told: dict[str, Any], cause: str, words: str) -> None:
+    """The agent's word of its SIGTERM may come before the API's of who ends the pod, which then counts."""
     world = running()
     world.sigterm("train-1-1")
     assert world.step().status.attempt.drain_cause == "preempted"
@@ -86,6 +86,7 @@ def test_sigterm_is_explained_later(told: dict[str, Any], cause: str) -> None:
     workers = tuple(replace(item, **told) if item.name == "train-1-1" else item for item in seen.workers)
     plan = decide(replace(seen, workers=workers), world.now)
     assert (plan.status.attempt.state, plan.status.attempt.drain_cause) == ("draining", cause)
+    assert words in plan.status.attempt.drain_reason
 
 
 def test_deleted_jobs_drain_and_get_nothing_new() -> None:
