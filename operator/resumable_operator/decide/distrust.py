@@ -17,17 +17,18 @@ PATIENCE_SECONDS = {"key": 600.0, "words": 60.0}
 def note_distrust(draft: Draft) -> None:
     """Since when which agents are not believed; told once for each.
 
-    A member is remembered beyond its end: whoever could not ask it to drain had to end it.
+    A member is remembered until it has ended: whoever could not ask it to drain had to delete it.
     """
     running = {worker.name for worker in draft.observation.workers if worker.phase == "running"}
+    stays = {worker.name for worker in draft.observation.workers if not worker.deleting} & running
     current = {
         name: agent.distrust
         for name, agent in draft.observation.agents.items()
         if agent.distrust is not None and name in running
     }
     before = draft.status.distrusted
-    over = {name: at for name, at in before.items() if name not in running and is_member(draft, name)}
-    since = {**over, **{name: before.get(name, draft.now) for name in sorted(current)}}
+    going = {name: at for name, at in before.items() if name not in stays and is_member(draft, name)}
+    since = {**going, **{name: before.get(name, draft.now) for name in sorted(current)}}
     if since != before:
         draft.set(distrusted=since)
         draft.reserve()
@@ -39,10 +40,20 @@ def note_distrust(draft: Draft) -> None:
 
 def ended_instead(draft: Draft, name: str) -> bool:
     """It was ended by the operator, because it took no request to drain: its agent drains then by itself."""
-    if draft.attempt.drain_cause is None or name not in draft.status.distrusted:
-        return False
     worker = draft.observation.worker(name)
-    return worker is None or (worker.deleting and worker.phase in ("succeeded", "failed"))
+    over = worker is None or (worker.deleting and worker.phase in ("succeeded", "failed"))
+    return over and _had_to_be_ended(draft, name)
+
+
+def goes_instead(draft: Draft, name: str) -> bool:
+    """It is being ended so: that its agent falls silent on the way is no loss."""
+    worker = draft.observation.worker(name)
+    going = worker is not None and worker.deleting and worker.phase == "running"
+    return going and _had_to_be_ended(draft, name)
+
+
+def _had_to_be_ended(draft: Draft, name: str) -> bool:
+    return draft.attempt.drain_cause is not None and name in draft.status.distrusted
 
 
 def distrust_of(draft: Draft, worker: str) -> Distrust | None:

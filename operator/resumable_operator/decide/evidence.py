@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from resumable_operator.decide.distrust import ended_instead, knows_no_key
+from resumable_operator.decide.distrust import ended_instead, goes_instead, knows_no_key
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.fold import note_outcomes, witnessed
 from resumable_operator.decide.observation import Node, Worker
@@ -57,7 +57,8 @@ def gather(draft: Draft) -> None:
     for member in open_members:
         if member.worker not in lost:
             _note_agent(draft, member)
-    for witness in _silence(draft, [item for item in open_members if item.worker not in lost]):
+    going = {item.worker for item in open_members if goes_instead(draft, item.worker)}
+    for witness in _silence(draft, [item for item in open_members if item.worker not in going | lost.keys()]):
         witnessed(draft, witness)
 
 
@@ -131,7 +132,7 @@ def _shown_loss(draft: Draft, member: MemberStatus) -> Evidence | None:
     if node is not None and not node.ready:
         message = f"node {node.name} is not ready and {worker.name} is silent"
         return _lost(draft, member, _cause_of_node(node), message)
-    if worker.deleting:
+    if worker.deleting and not goes_instead(draft, worker.name):
         return _lost(draft, member, "evicted", f"{worker.name} is being deleted and its agent is silent")
     return None
 

@@ -128,3 +128,22 @@ def test_a_job_with_an_unknown_key_can_be_suspended() -> None:
     assert world.job.status.phase == "Suspended"
     assert world.agents == {}
     assert world.committed >= done
+
+
+def test_silent_on_its_way_out_is_no_loss() -> None:
+    """Between its agent's end and its pod's end nobody answers at the address: the drain is still planned."""
+    world = running()
+    world.distrust["train-1-1"] = KEY
+    world.run(2.0)
+    world.change_spec(suspend=True)
+    world.step()
+    assert world.agents["train-1-1"].deleting
+    world.distrust.clear()
+    world.cut("train-1-1", "all")
+    world.agents["train-1-1"].last_heard = world.now - 60.0
+    world.step()
+    assert world.job.status.attempt.evidence == ()
+    world.run(90.0, tick=0.5)
+    status = world.job.status
+    assert status.phase == "Suspended"
+    assert [(ending.cause, ending.planned) for ending in status.interruptions] == [("suspend", True)]
