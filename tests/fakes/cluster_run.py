@@ -246,8 +246,7 @@ class ClusterRun:
 
     def ranks(self, worker: str) -> list[int]:
         """Pids of its ranks on this machine."""
-        pids = self.nodes.pids(self.namespace, worker, "worker")
-        return [pid for pid in pids if b"\0RANK=" in Path(f"/proc/{pid}/environ").read_bytes()]
+        return [pid for pid in self.nodes.pids(self.namespace, worker, "worker") if _is_rank(pid)]
 
     def _has_volume(self) -> bool:
         claim = self.api.get(path("v1", "persistentvolumeclaims", self.namespace, CLAIM))
@@ -369,6 +368,13 @@ class ClusterRun:
                 log = self.nodes.log_path(self.namespace, worker, "worker")
                 parts.append(f"--- {worker}\n{log.read_text()[-2000:]}")
         return "\n".join(parts)
+
+
+def _is_rank(pid: int) -> bool:
+    try:
+        return b"\0RANK=" in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False  # it has just ended
 
 
 def step_of(member: MemberStatus) -> int:
