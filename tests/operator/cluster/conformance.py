@@ -152,9 +152,9 @@ class ClusterConformance:
     async def test_worker_comes_up(self, world: World) -> None:
         """A created worker runs an agent that can be reached; creating it again makes no second one."""
         job = await world.submit(spec())
-        await world.cluster.create_worker(job, "w-0-1", 0, 1)
-        await world.cluster.create_worker(job, "w-0-1", 0, 1)
-        worker = await worker_in(world, job, "w-0-1", "running")
+        await world.cluster.create_worker(job, "fake-0-1", 0, 1)
+        await world.cluster.create_worker(job, "fake-0-1", 0, 1)
+        worker = await worker_in(world, job, "fake-0-1", "running")
         assert (worker.place, worker.incarnation, worker.deleting) == (0, 1, False)
         assert worker.address
         assert worker.agent_port > 0
@@ -164,14 +164,14 @@ class ClusterConformance:
     async def test_agent_takes_the_jobs_key(self, world: World) -> None:
         """Calls signed with ``agent_key`` are accepted by the agents of the job's workers."""
         job = await world.submit(spec())
-        await world.cluster.create_worker(job, "w-0-1", 0, 1)
-        await worker_in(world, job, "w-0-1", "running")
+        await world.cluster.create_worker(job, "fake-0-1", 0, 1)
+        await worker_in(world, job, "fake-0-1", "running")
         agents = AgentPool(SystemClock())
         try:
             await observe(world.cluster, agents, job)
 
             async def connected() -> bool:
-                return agents.agents(job.key)["w-0-1"].connected
+                return agents.agents(job.key)["fake-0-1"].connected
 
             await eventually(connected, "the agent's stream")
         finally:
@@ -181,10 +181,10 @@ class ClusterConformance:
         """Coming up and dying are told at once, with the worker as it is then."""
         job = await world.submit(spec())
         async with Watcher(world.cluster) as changes:
-            await world.cluster.create_worker(job, "w-0-1", 0, 1)
+            await world.cluster.create_worker(job, "fake-0-1", 0, 1)
             up = await next_change(changes, _phase("running"), "the worker to run")
             assert up.job_key == job.key
-            await world.kill_agent("w-0-1")
+            await world.kill_agent("fake-0-1")
             down = await next_change(changes, _phase("failed"), "the worker to fail")
             assert down.worker is not None
             assert down.worker.exit_code is not None
@@ -192,21 +192,21 @@ class ClusterConformance:
     async def test_dead_agent_is_a_failed_worker(self, world: World) -> None:
         """An agent that dies by itself leaves a failed worker with no disruption, until it is deleted."""
         job = await world.submit(spec())
-        await world.cluster.create_worker(job, "w-0-1", 0, 1)
-        await worker_in(world, job, "w-0-1", "running")
-        await world.kill_agent("w-0-1")
-        worker = await worker_in(world, job, "w-0-1", "failed")
+        await world.cluster.create_worker(job, "fake-0-1", 0, 1)
+        await worker_in(world, job, "fake-0-1", "running")
+        await world.kill_agent("fake-0-1")
+        worker = await worker_in(world, job, "fake-0-1", "failed")
         assert worker.disruption is None
-        await world.cluster.delete_worker(job, "w-0-1", 10.0)
+        await world.cluster.delete_worker(job, "fake-0-1", 10.0)
         await eventually(lambda: _none(world, job), "the worker to go")
 
     async def test_lost_machine(self, world: World) -> None:
         """A lost machine shows on the worker or on its node, and can't take a replacement."""
         job = await world.submit(spec())
-        await world.cluster.create_worker(job, "w-0-1", 0, 1)
-        before = await worker_in(world, job, "w-0-1", "running")
+        await world.cluster.create_worker(job, "fake-0-1", 0, 1)
+        before = await worker_in(world, job, "fake-0-1", "running")
         capacity = await world.cluster.capacity(job)
-        await world.lose_machine("w-0-1")
+        await world.lose_machine("fake-0-1")
 
         async def shown() -> bool:
             nodes = await world.cluster.nodes(job)
@@ -220,32 +220,32 @@ class ClusterConformance:
     async def test_deletion_with_grace(self, world: World) -> None:
         """The agent is asked to end; until it has, the worker is there and says that it is being deleted."""
         job = await world.submit(spec())
-        await world.cluster.create_worker(job, "w-0-1", 0, 1)
-        worker = await worker_in(world, job, "w-0-1", "running")
+        await world.cluster.create_worker(job, "fake-0-1", 0, 1)
+        worker = await worker_in(world, job, "fake-0-1", "running")
         await eventually(lambda: listens(worker), "its agent, which would not hear a signal before")
         async with Watcher(world.cluster) as changes:
-            await world.cluster.delete_worker(job, "w-0-1", 20.0)
+            await world.cluster.delete_worker(job, "fake-0-1", 20.0)
             await next_change(changes, lambda change: change.gone and change.job_key == job.key, "its end")
         assert await world.cluster.workers(job) == []
 
     async def test_deletion_at_once(self, world: World) -> None:
         """0 seconds of grace: killed and removed; deleting what is not there is success."""
         job = await world.submit(spec())
-        await world.cluster.create_worker(job, "w-0-1", 0, 1)
-        await worker_in(world, job, "w-0-1", "running")
-        await world.cluster.delete_worker(job, "w-0-1", 0.0)
+        await world.cluster.create_worker(job, "fake-0-1", 0, 1)
+        await worker_in(world, job, "fake-0-1", "running")
+        await world.cluster.delete_worker(job, "fake-0-1", 0.0)
         await eventually(lambda: _none(world, job), "the worker to go")
-        await world.cluster.delete_worker(job, "w-0-1", 0.0)
+        await world.cluster.delete_worker(job, "fake-0-1", 0.0)
 
     async def test_next_incarnation(self, world: World) -> None:
         """The same place can be taken by a next incarnation while the old one is still known."""
         job = await world.submit(spec())
-        await world.cluster.create_worker(job, "w-0-1", 0, 1)
-        await worker_in(world, job, "w-0-1", "running")
-        await world.kill_agent("w-0-1")
-        await worker_in(world, job, "w-0-1", "failed")
-        await world.cluster.create_worker(job, "w-0-2", 0, 2)
-        worker = await worker_in(world, job, "w-0-2", "running")
+        await world.cluster.create_worker(job, "fake-0-1", 0, 1)
+        await worker_in(world, job, "fake-0-1", "running")
+        await world.kill_agent("fake-0-1")
+        await worker_in(world, job, "fake-0-1", "failed")
+        await world.cluster.create_worker(job, "fake-0-2", 0, 2)
+        worker = await worker_in(world, job, "fake-0-2", "running")
         assert (worker.place, worker.incarnation) == (0, 2)
 
     async def test_telling_people_never_fails(self, world: World) -> None:
@@ -256,7 +256,7 @@ class ClusterConformance:
     async def test_key_is_stable(self, world: World) -> None:
         """The key of a worker's agent is 32 bytes and stays the same."""
         job = await world.submit(spec())
-        await world.cluster.create_worker(job, "w-0-1", 0, 1)
+        await world.cluster.create_worker(job, "fake-0-1", 0, 1)
         [worker] = await world.cluster.workers(job)
         key = world.cluster.agent_key(job, worker)
         assert (len(key), world.cluster.agent_key(job, worker)) == (32, key)
