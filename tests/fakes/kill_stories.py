@@ -61,15 +61,16 @@ def play(run: ClusterRun, story: Story, directory: Path, death: Death) -> bool:
     with mortal(run, directory, death) as process, Witness(run):
         run.faking("--wait-at", str(BREAK_AT), "--only-attempt", "1", steps=STEPS).create(replicas=3)
         attempt = run.until(lambda status: status.attempt.state == "running", "attempt 1").attempt
-        kept = {worker: run.life(worker) for worker in story.members if worker in run.members()}
+        uids = run.uids()
         run.wait(lambda: step_of(attempt.members[0]) >= BREAK_AT, f"step {BREAK_AT}")
         mortal_operator.arm(directory)
         story.act(run)
         died = await_death(run, process)
-        run.until_goes_on(2)
+        status = run.finish()
+        _judge(story, status)
         assert run.members() == list(story.members)
-        assert {worker: run.life(worker) for worker in kept} == kept
-        _judge(story, run.finish())
+        kept = uids.keys() & set(story.members)
+        assert {name: run.uids()[name] for name in kept} == {name: uids[name] for name in kept}
     return died
 
 
