@@ -29,6 +29,9 @@ API_VERSION = f"{GROUP}/{VERSION}"
 Raw = dict[str, Any]
 
 
+pytestmark = pytest.mark.usefixtures("job_kind")  # who watches a kind that is not there gives up
+
+
 @dataclass
 class Recorder:
     """A cache that keeps what it was told, in order."""
