@@ -17,11 +17,11 @@ PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3.14 p
 	if $$candidate -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
 	then echo $$candidate; break; fi; done)
 
-.PHONY: help setup demo test test-fast check format soak bench deploy binaries cluster cluster-down demo-cluster clean
+.PHONY: help setup demo test test-fast check format soak bench bench-operator deploy binaries cluster cluster-down demo-cluster clean
 
 help:  ## Say what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  Options: PYTHON=<python 3.11 or newer>, SEED=<number> for soak, ARGS='<more arguments>' for test, soak and bench"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  Options: PYTHON=<python 3.11 or newer>, SEED=<number> for soak, ARGS='<more arguments>' for test, soak and both benches"
 
 setup: $(STAMP)  ## Make .venv with everything in it (torch too); done once, and again when it changes
 
@@ -58,6 +58,9 @@ soak: $(STAMP)  ## The whole product of faults and moments, in the order that SE
 bench: $(STAMP)  ## Recovery time against torchrun, and cost of the loop; results in tests/bench/results
 	$(PY) tests/bench/bench_steps.py
 	$(PY) tests/bench/bench_recovery.py $(ARGS)
+
+bench-operator: $(STAMP)  ## The operator with 200 and 1,000 jobs on a real API server (about half an hour on 2 cores)
+	PYTHONPATH=tests:tests/fakes $(PY) tests/bench/bench_operator.py $(ARGS)
 
 deploy: $(STAMP)  ## Write the CRD from the models, and render deploy/ from the chart
 	$(PY) -m resumable_operator.crd

@@ -1,0 +1,432 @@
+"""The operator under many jobs: from a pod's failure to the next assignments, start, memory, requests, CPU.
+
+A real control plane, the operator as a process with the chart's rights, and simulated kubelets and agents
+(``sim_*.py``); all in a network namespace of its own, where every address is the simulator's. ``make
+bench-operator`` runs it; it prints a table and writes tests/bench/results/operator.json.
+
+Measured in turn, at each size: all jobs started from nothing; CPU and requests while they train; workers
+that fail, one of them in every other job with a replacement awaited, then in the others going on smaller at
+once; the operator killed and started again; the same objects under a naive kopf operator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import platform
+import shutil
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from operator_process import AGENT_IMAGE, grant
+from sim_cluster import Simulator
+from sim_measure import CpuMeter, Scrape, Scraper, grown, load, memory_mb, page, spread
+from sim_peer import PEERS, run_peer
+from sim_pods import SCHEDULER
+
+from bed.api import path
+from bed.control_plane import ControlPlane
+from bed.processes import Component, wait_until
+from resumable_operator.crd import crd
+from resumable_training.contract import metrics as names
+from resumable_training.contract.labels import GROUP, PLURAL, VERSION
+
+RESULTS = Path(__file__).parent / "results"
+EXAMPLE = Path(__file__).parents[2] / "deploy" / "examples" / "gpt-pvc.yaml"
+OPERATOR_NAMESPACE, NAMESPACE, CLAIM = "resumable-system", "bench", "gpt-checkpoints"
+PORT = 8080
+NEVER = 86_400.0
+PATIENCE_SECONDS = 1800.0  # for all jobs to run, on a busy machine
+READY_SECONDS = 300.0
+Raw = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One size, and how much is measured at it."""
+
+    jobs: int
+    workers: int
+    strikes: int  # in each mode
+    rate: float  # strikes a second
+    settle_seconds: float
+    idle_seconds: float
+    starts: int
+    peers: bool
+
+
+class Operator:
+    """The operator as its Deployment starts it, on a port of its own."""
+
+    def __init__(self, directory: Path, kubeconfig: Path, options: list[str]) -> None:
+        self.directory, self.kubeconfig, self.options = directory, kubeconfig, options
+        self.began = 0.0
+        self._running: Component | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._running is not None
+        return self._running.process.pid
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "resumable_operator", "--agent-image", AGENT_IMAGE]
+        command += ["--operator-namespace", OPERATOR_NAMESPACE, "--port", str(PORT), *self.options]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("KUBE")}
+        self.began = time.monotonic()
+        self._running = Component.start(
+            command, self.directory / "operator.log", {**environment, "KUBECONFIG": str(self.kubeconfig)}
+        )
+
+    def await_ready(self) -> float:
+        """Seconds since its start."""
+        wait_until(self.is_ready, READY_SECONDS, "/readyz")
+        return time.monotonic() - self.began
+
+    def is_ready(self) -> bool:
+        """Raises: ComponentDied."""
+        assert self._running is not None
+        self._running.require_running()
+        return page(PORT, "/readyz")[0] == 200
+
+    def kill(self) -> None:
+        if self._running is not None:
+            self._running.kill()
+
+
+@dataclass
+class Bench:
+    """Everything that runs, for one size."""
+
+    plan: Plan
+    plane: ControlPlane
+    simulator: Simulator
+    operator: Operator
+
+    # ---- the jobs --------------------------------------------------------------------------------
+
+    def create_jobs(self) -> None:
+        where = path(f"{GROUP}/{VERSION}", PLURAL, NAMESPACE)
+        bodies = [job_body(number, self.plan.workers) for number in range(self.plan.jobs)]
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda body: self.plane.api.create(where, body), bodies))
+
+    def await_training(self) -> float:
+        """Until all jobs train; seconds."""
+        began = time.monotonic()
+
+        def trains() -> bool:
+            self.operator.is_ready()
+            return bool(self.simulator.do("facts")["training"] == self.plan.jobs)
+
+        wait_until(trains, PATIENCE_SECONDS, "all jobs to train", interval=0.25)
+        return time.monotonic() - began
+
+    def cold_start(self) -> Raw:
+        """From jobs without a pod to all of them training."""
+        meter = self._meter()
+        self.create_jobs()
+        seconds = self.await_training()
+        return {"seconds": seconds, "cpu": meter.shares(), "load": load()}
+
+    # ---- measurements ----------------------------------------------------------------------------
+
+    def idle(self) -> Raw:
+        """CPU, passes and requests while nothing happens but training."""
+        before, meter = Scrape.of(PORT), self._meter()
+        time.sleep(self.plan.idle_seconds)
+        shares, after = meter.shares(), Scrape.of(PORT)
+        seconds = after.at - before.at
+        passes = after.total(f"{names.OPERATOR_PASSES_TOTAL}") - before.total(names.OPERATOR_PASSES_TOTAL)
+        return {
+            "seconds": seconds,
+            "cpu": shares,
+            "passes_per_second": passes / seconds,
+            "requests_per_second": {
+                kind: count / seconds for kind, count in grown(_requests(before), _requests(after)).items()
+            },
+            "memory_mb": memory_mb(self.operator.pid),
+            "load": load(),
+        }
+
+    def allow_to_shrink(self) -> None:
+        """Jobs that would have waited for a replacement go on without it from now on."""
+        change = {"spec": {"recovery": {"shrinkAfterSeconds": 0}}}
+        for name in job_names(self.plan.jobs):
+            if mode_of(name) == "shrink":
+                self.plane.api.patch(path(f"{GROUP}/{VERSION}", PLURAL, NAMESPACE, name), change)
+        time.sleep(self.plan.settle_seconds)
+
+    def strikes(self, mode: str, idle: Raw) -> Raw:
+        """Recoveries of the jobs of this mode, at the plan's rate."""
+        jobs = [f"{NAMESPACE}/{name}" for name in job_names(self.plan.jobs) if mode_of(name) == mode]
+        jobs = [jobs[number % len(jobs)] for number in range(self.plan.strikes)]
+        self.simulator.do("mark")
+        before, meter = Scrape.of(PORT), self._meter()
+        with Scraper(PORT) as scraper:
+            found = self.simulator.do("strike", jobs=jobs, rate=self.plan.rate)
+        seconds, shares, after = meter.seconds, meter.shares(), Scrape.of(PORT)
+        seen = self.simulator.do("seen")
+        routine = {kind: rate * (after.at - before.at) for kind, rate in idle["requests_per_second"].items()}
+        requests = grown(_requests(before), _requests(after))
+        times = [run["seconds"] for run in found if run["seconds"] is not None]
+        say(f"{mode}: {json.dumps(spread(times))}")
+        return {
+            "recoveries": len(times),
+            "never": len(found) - len(times),
+            "seconds": spread(times),
+            "with_write_seconds": spread(run["with_write_seconds"] for run in found if run["seconds"]),
+            "shrunk": sum(run["size_after"] < run["size"] for run in found),
+            "requests_per_recovery": {
+                kind: round((count - routine.get(kind, 0.0)) / len(found), 2)
+                for kind, count in requests.items()
+            },
+            "cpu": shares,
+            "cpu_ms_per_recovery": 1000
+            * (shares["operator"] - idle["cpu"]["operator"])
+            * seconds
+            / len(found),
+            "scrape_seconds": spread(scraper.seconds),
+            "simulator_lag_p99": seen["lag_p99"],
+            "load": load(),
+        }
+
+    def restart(self) -> Raw:
+        """A fresh process over the same objects; seconds since its start."""
+        self.operator.kill()
+        self.simulator.do("mark")
+        self.operator.start()
+        ready = self.operator.await_ready()
+        facts = self.simulator.do("facts")
+        wait_until(
+            lambda: self.simulator.do("seen")["agents"] >= facts["agents"], READY_SECONDS, "all agents"
+        )
+        seen = self.simulator.do("seen")
+        return {
+            "synced": ready,
+            "all_jobs_seen": seen["jobs_at"] - self.operator.began,
+            "all_agents_followed": seen["agents_at"] - self.operator.began,
+            "memory_mb": memory_mb(self.operator.pid),
+            "load": load(),
+        }
+
+    def run(self) -> Raw:
+        """All of it."""
+        plan, results = self.plan, {}
+        self.operator.start()
+        self.operator.await_ready()
+        results["empty_memory_mb"] = memory_mb(self.operator.pid)
+        results["cold_start"] = self.cold_start()
+        say(f"{plan.jobs} jobs train after {results['cold_start']['seconds']:.1f} s")
+        time.sleep(plan.settle_seconds)
+        results["idle"] = self.idle()
+        results["replace"] = self.strikes("replace", results["idle"])
+        self.allow_to_shrink()
+        results["shrink"] = self.strikes("shrink", results["idle"])
+        results["memory_mb"] = memory_mb(self.operator.pid)
+        results["starts"] = [self.restart() for _ in range(plan.starts)]
+        self.operator.kill()
+        if plan.peers:
+            results["peers"] = {
+                peer: run_peer(peer, self.plane, self.operator.directory, NAMESPACE, plan.jobs)
+                for peer in PEERS
+            }
+        return results
+
+    def _meter(self) -> CpuMeter:
+        planes = {name: pid for name, pid in self.plane.pids.items() if name in ("kube-apiserver", "etcd")}
+        return CpuMeter({"operator": self.operator.pid, "simulator": self.simulator.pid, **planes})
+
+
+def _requests(scrape: Scrape) -> dict[str, float]:
+    return scrape.by(f"{names.OPERATOR_API_REQUESTS_TOTAL}", "verb", "resource")
+
+
+def say(words: str) -> None:
+    print(f"  {words}", file=sys.stderr, flush=True)
+
+
+# ---- what the jobs are -------------------------------------------------------------------------------
+
+
+def job_names(count: int) -> list[str]:
+    return [f"gpt-{number:04d}" for number in range(count)]
+
+
+def mode_of(name: str) -> str:
+    """Every other job waits for a replacement; the others go on with the survivors at once."""
+    return "shrink" if int(name[-4:]) % 2 else "replace"
+
+
+def job_body(number: int, workers: int) -> Raw:
+    """The example with that many workers, its pods for the simulated kubelets."""
+    (name,) = job_names(number + 1)[-1:]
+    _, body = yaml.safe_load_all(EXAMPLE.read_text())
+    body["metadata"]["name"] = name
+    spec = body["spec"]
+    spec["checkpoint"]["persistentVolumeClaim"]["path"] = name
+    spec["template"]["spec"]["schedulerName"] = SCHEDULER
+    if mode_of(name) == "shrink":
+        spec["workers"] = {"replicas": workers, "min": 1}
+        spec["recovery"] = {"shrinkAfterSeconds": NEVER, "growCooldownSeconds": NEVER}
+    else:
+        spec["workers"] = {"replicas": workers}
+    return body
+
+
+def claim() -> Raw:
+    body, _ = yaml.safe_load_all(EXAMPLE.read_text())
+    return dict(body)
+
+
+# ---- running -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def bench(plan: Plan, options: list[str]) -> Iterator[Bench]:
+    """A control plane of its own with everything on it; all of it is gone afterwards."""
+    directory = Path(tempfile.mkdtemp(prefix="rb-"))
+    try:
+        with ControlPlane.start(directory / "plane") as plane:
+            plane.define_kind(crd())
+            for namespace in (OPERATOR_NAMESPACE, NAMESPACE):
+                plane.api.create(path("v1", "namespaces"), {"metadata": {"name": namespace}})
+            kubeconfig = grant(plane, OPERATOR_NAMESPACE, whole_cluster=True)
+            plane.api.create(path("v1", "persistentvolumeclaims", NAMESPACE), claim())
+            connection = {"url": plane.url, "token": plane.admin_token, "ca_file": str(plane.ca_file)}
+            with Simulator(directory, operator_namespace=OPERATOR_NAMESPACE, **connection) as simulator:
+                operator = Operator(directory, kubeconfig, options)
+                try:
+                    yield Bench(plan, plane, simulator, operator)
+                finally:
+                    operator.kill()
+    except BaseException:
+        shutil.copytree(directory, KEPT, dirs_exist_ok=True, ignore=shutil.ignore_patterns("plane", "*.sock"))
+        say(f"logs are in {KEPT}")
+        raise
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+KEPT = RESULTS / "operator-logs"
+
+
+def print_table(sizes: dict[str, Raw]) -> None:
+    """One column a size, and the growth from the first to the last."""
+    rows = (
+        ("pod failed -> all assigned, replaced: p50 s", "replace.seconds.p50"),
+        ("                                      p99 s", "replace.seconds.p99"),
+        ("pod failed -> all assigned, smaller:  p50 s", "shrink.seconds.p50"),
+        ("                                      p99 s", "shrink.seconds.p99"),
+        ("start -> synced, s", "start.synced"),
+        ("start -> all jobs seen, s", "start.all_jobs_seen"),
+        ("start -> all agents followed, s", "start.all_agents_followed"),
+        ("memory while all train: RSS MB", "idle.memory_mb.rss"),
+        ("memory after all that:  RSS MB", "memory_mb.rss"),
+        ("                        PSS MB", "memory_mb.pss"),
+        ("                        peak MB", "memory_mb.peak_rss"),
+        ("CPU while all train: operator, cores", "idle.cpu.operator"),
+        ("                     simulator, cores", "idle.cpu.simulator"),
+        ("                     API server, cores", "idle.cpu.kube-apiserver"),
+        ("passes a second while all train", "idle.passes_per_second"),
+        ("all jobs from nothing, s", "cold_start.seconds"),
+        ("naive kopf handlers: start -> all jobs seen, s", "peers.handlers.seconds"),
+        ("                     RSS MB", "peers.handlers.memory_mb.rss"),
+        ("kopf.index:          start -> all jobs seen, s", "peers.index.seconds"),
+        ("                     RSS MB", "peers.index.memory_mb.rss"),
+    )
+    print(f"\n{'':<48}" + "".join(f"{size:>10}" for size in sizes) + f"{'growth':>10}")
+    for title, where in rows:
+        values = [_dig(_with_best_start(size), where) for size in sizes.values()]
+        shown = "".join(f"{value:>10.2f}" if value is not None else f"{'-':>10}" for value in values)
+        growth = values[-1] / values[0] if len(values) > 1 and values[0] and values[-1] else None
+        print(f"{title:<48}{shown}" + (f"{growth:>9.1f}x" if growth else f"{'-':>10}"))
+    for size, found in sizes.items():
+        for mode in ("replace", "shrink"):
+            print(f"requests per recovery, {size}, {mode}: {found[mode]['requests_per_recovery']}")
+
+
+def _with_best_start(size: Raw) -> Raw:
+    return {**size, "start": min(size["starts"], key=lambda start: start["synced"], default={})}
+
+
+def _dig(found: Any, where: str) -> float | None:
+    for name in where.split("."):
+        found = (found or {}).get(name)
+    return found
+
+
+def enter_namespace(arguments: list[str]) -> None:
+    """Go on in a network namespace of our own, as root of a user namespace if need be; does not return."""
+    privilege = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    command = ["unshare", *privilege, "--net", sys.executable, __file__, "--inside", *arguments]
+    os.execvp("unshare", command)
+
+
+def raise_loopback() -> None:
+    """It is down in a fresh namespace."""
+    name, up = b"lo", 0x1
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh14x", name, up))  # SIOCSIFFLAGS
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", default="200x5,1000x10", help="JOBSxWORKERS, several with commas")
+    parser.add_argument("--strikes", type=int, default=250, help="failures in each mode")
+    parser.add_argument("--rate", type=float, default=4.0, help="failures a second")
+    parser.add_argument("--settle", type=float, default=20.0, help="seconds between start and measurement")
+    parser.add_argument("--idle", type=float, default=60.0, help="seconds of watching how nothing happens")
+    parser.add_argument("--starts", type=int, default=2, help="times that the operator is started anew")
+    parser.add_argument("--no-peers", action="store_true", help="leave the naive kopf operators out")
+    parser.add_argument("--output", type=Path, default=RESULTS / "operator.json")
+    parser.add_argument("--operator-option", action="append", default=[], help="for the operator; repeat")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    options = parse(sys.argv[1:])
+    if not options.inside:
+        enter_namespace(sys.argv[1:])
+    raise_loopback()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sizes: dict[str, Raw] = {}
+    for size in options.sizes.split(","):
+        jobs, workers = (int(number) for number in size.split("x"))
+        plan = Plan(
+            jobs,
+            workers,
+            options.strikes,
+            options.rate,
+            options.settle,
+            options.idle,
+            options.starts,
+            not options.no_peers,
+        )
+        say(f"{size}: {jobs} jobs of {workers} pods")
+        with bench(plan, options.operator_option) as running:
+            sizes[size] = running.run()
+    machine = {"cpus": os.cpu_count(), "python": platform.python_version()}
+    options.output.parent.mkdir(exist_ok=True)
+    options.output.write_text(json.dumps({"machine": machine, "sizes": sizes}, indent=1) + "\n")
+    print_table(sizes)
+    print(f"\nwritten: {options.output}")
+
+
+if __name__ == "__main__":
+    main()
