@@ -60,7 +60,7 @@ async def test_a_worker_under_a_kubelet(
     """In a restricted namespace: init container, address, arguments, key, volumes, user, logs, exit code."""
     job = job_of(
         worker={
-            "image": "registry/resumable-training/worker:1",
+            "image": "resumable-training/worker:1",
             "command": ["python3", "-c", TELL],
             "args": ["$(GREETING) world"],
             "env": [{"name": "GREETING", "value": "hello"}],
@@ -69,7 +69,7 @@ async def test_a_worker_under_a_kubelet(
         checkpoint={"persistentVolumeClaim": {"claimName": claim, "path": "a"}},
     )
     job = replace(job, namespace=restricted_namespace)
-    settings = replace(SETTINGS, agent_image="registry/resumable-training/operator:1")
+    settings = replace(SETTINGS, agent_image="resumable-training/operator:1")
     api, pods = control_plane.api, path("v1", "pods", restricted_namespace)
     secret, made = key_secret(job, "0123456789abcdef", KEY), pod_of(job, settings)
     for owned in (secret, made):
