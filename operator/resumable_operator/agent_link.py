@@ -61,6 +61,7 @@ class Link:
     last_heard: float | None = None
     finished: bool = False
     distrust: Distrust | None = None
+    opened_at: float = field(init=False)
     _heartbeat: float = HEARTBEAT_SECONDS  # as asked for
     _held: AgentState | None = None  # a state ahead of the events
     _queued: bool = False  # waits until fewer streams are being opened
@@ -72,6 +73,7 @@ class Link:
     _broken: asyncio.Event = field(default_factory=asyncio.Event)  # the stream is not open now
 
     def __post_init__(self) -> None:
+        self.opened_at = self.clock.now()
         self._broken.set()
 
     def start(self) -> None:
@@ -101,6 +103,7 @@ class Link:
             outdated,
             silent_after=silent_after(self._heartbeat),
             distrust=self.distrust,
+            known_since=max(self.opened_at, awake_since),
         )
 
     def answered(self, state: AgentState) -> AgentState:

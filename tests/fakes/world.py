@@ -131,6 +131,7 @@ class World:
         )
         self.distrust: dict[str, Distrust] = {}  # by worker: answers, and is not believed
         self.job_deleted = False
+        self.operator_since = self.now  # when the operator's process began
         self._boots = 0
         self._written_at = 0.0
 
@@ -188,6 +189,7 @@ class World:
 
     def restart_operator(self) -> None:
         """All memory of the operator is gone; streams open again at the next tick."""
+        self.operator_since = self.now
         for agent in self.agents.values():
             agent.last_heard = None
 
@@ -232,7 +234,7 @@ class World:
         distrust = self.distrust.get(agent.name)
         if distrust is not None:
             return Agent(agent.name, False, None, None, distrust=distrust)
-        return Agent(agent.name, connected, state, heard)
+        return Agent(agent.name, connected, state, heard, known_since=self.operator_since)
 
     def _state(self, agent: FakeAgent) -> AgentState:
         assignment = agent.assignment

@@ -46,7 +46,7 @@ def step(draft: Draft) -> None:
     draft.note(
         f"attempt {attempt.number}: {len(missing)} of {len(attempt.members)} workers have no assignment yet"
     )
-    draft.wake(attempt.reserved_at + LONGEST_FORMING_SECONDS)
+    draft.wake(min(_mute_at(draft, worker) for worker in missing))
 
 
 def _master_port(draft: Draft) -> int:
@@ -72,12 +72,19 @@ def _offer(draft: Draft, is_first: bool) -> dict[str, str]:
     return {env.RESUME_FROM: state.resume_from if state is not None else ""}
 
 
+def _mute_at(draft: Draft, worker: str) -> float:
+    """When a member that still lacks its assignment is given up. An operator that was away or too busy has
+    not asked meanwhile: its own delay proves nothing."""
+    attempt, agent = draft.attempt, draft.observation.agents.get(worker)
+    unheard_since = attempt.silent_since.get(worker, attempt.reserved_at)
+    asked_since = agent.known_since if agent is not None else unheard_since
+    return max(attempt.reserved_at, asked_since) + LONGEST_FORMING_SECONDS
+
+
 def _give_up_on_mute_members(draft: Draft) -> None:
-    attempt = draft.attempt
-    if draft.now < attempt.reserved_at + LONGEST_FORMING_SECONDS:
-        return
-    for member in attempt.members:
-        if not has_assignment(draft, known_state(draft, member.worker)):
+    for member in draft.attempt.members:
+        has_it = has_assignment(draft, known_state(draft, member.worker))
+        if not has_it and draft.now >= _mute_at(draft, member.worker):
             message = f"{member.worker} did not take its assignment for {LONGEST_FORMING_SECONDS:g} s"
             witnessed(draft, Evidence(at=draft.now, cause="node_lost", worker=member.worker, message=message))
 

@@ -124,6 +124,7 @@ class Agent:
     outdated: bool = False  # speaks an older contract
     silent_after: float = 6 * HEARTBEAT_SECONDS  # a stream that says nothing this long is silent
     distrust: Distrust | None = None  # it answers, but not as an agent that can be believed
+    known_since: float = 0.0  # since when this operator, awake all the time, could talk to it
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from world import World
@@ -60,3 +61,27 @@ def test_a_mute_member_is_given_up() -> None:
     assert status.budgets.infrastructure == ()
     assert status.attempt.number == 2
     assert "train-1-1" not in {m.worker for m in status.attempt.members}
+
+
+def test_an_operator_that_was_away_has_not_asked(world_in_forming: World) -> None:
+    """Killed between the reservation and its sending, and back after minutes: the same attempt is completed,
+    nobody is called lost for the operator's absence."""
+    world = world_in_forming
+    world.now += 300.0
+    world.restart_operator()
+    world.run(10.0)
+    status = world.job.status
+    assert (status.attempt.number, status.attempt.state) == (1, "running")
+    assert status.interruptions == ()
+
+
+@pytest.fixture
+def world_in_forming() -> World:
+    """The operator has died right after it reserved attempt 1."""
+    world = World({"workers": {"replicas": 2}}, steps=100_000)
+    for _ in range(100):
+        world.step(crash_after=1)
+        if world.job.status.attempt.state == "forming":
+            return world
+        world.tick()
+    raise AssertionError("nothing is reserved")
