@@ -6,3 +6,8 @@ from __future__ import annotations
 def counted(number: int, noun: str) -> str:
     """``1 worker``, ``2 workers``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def workers_are(number: int) -> str:
+    """``1 worker is``, ``2 workers are``."""
+    return f"{counted(number, 'worker')} {'is' if number == 1 else 'are'}"

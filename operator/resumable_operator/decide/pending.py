@@ -12,6 +12,7 @@ from resumable_operator.decide.observation import Worker
 from resumable_operator.decide.refusals import CONDITION as CREATABLE
 from resumable_operator.decide.refusals import refused
 from resumable_operator.decide.validity import blocked, why_blocked
+from resumable_operator.words import workers_are
 
 CONDITION = "WorkersReady"
 STARTING = "Starting"
@@ -43,12 +44,12 @@ def show_readiness(draft: Draft, wanted: int) -> None:
         set_condition(draft, CONDITION, "False", "NoneWanted", "no workers are wanted now")
         return
     if ready >= wanted:
-        set_condition(draft, CONDITION, "True", "AllReady", f"{wanted} of {wanted} workers are ready")
+        set_condition(draft, CONDITION, "True", "AllReady", f"{wanted} of {workers_are(wanted)} ready")
         return
     reason = _reason(draft)
     before = condition(draft.status, CONDITION)
     why = why_waiting(draft)
-    text = f"{ready} of {wanted} workers are ready" + (f"; {why}" if why else "")
+    text = f"{ready} of {workers_are(wanted)} ready" + (f"; {why}" if why else "")
     set_condition(draft, CONDITION, "False", reason, text)
     known = before.reason if before else ""
     if reason not in (STARTING, _SPEC_NOT_VALID, known, _SAME_TROUBLE.get(known)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from resumable_operator.model import Workers
+from resumable_operator.words import workers_are
 
 
 @dataclass(frozen=True)
@@ -49,18 +50,18 @@ def choose_start(
     best = largest_allowed(workers, supply.ready)
     if best is None:
         smallest = workers.allowed_sizes()[0]
-        return Start(None, f"{supply.ready} of at least {smallest} workers are ready", below_min=True)
+        return Start(None, f"{supply.ready} of at least {workers_are(smallest)} ready", below_min=True)
     if best == workers.replicas:
-        return Start(best, f"all {best} workers are ready")
+        return Start(best, f"{'all ' if best > 1 else ''}{workers_are(best)} ready")
     possible = _possible(supply)
-    reachable = largest_allowed(workers, possible) if possible is not None else workers.replicas
-    if reachable is not None and reachable <= best:
+    reachable = workers.replicas if possible is None else largest_allowed(workers, possible) or best
+    if reachable <= best:
         return Start(best, f"{best} of {workers.replicas} workers: there is no room for more now")
-    on_their_way = supply.ready + supply.starting >= (reachable or 0)
+    on_their_way = supply.ready + supply.starting >= reachable
     limit = patience if on_their_way else min(patience, restart_seconds)
     if waited >= limit:
         return Start(best, f"{best} of {workers.replicas} workers: waited {waited:.1f} s for more")
-    return Start(None, f"{supply.ready} of {reachable} workers are ready", wait_seconds=limit - waited)
+    return Start(None, f"{supply.ready} of {workers_are(reachable)} ready", wait_seconds=limit - waited)
 
 
 def growth_pays(
