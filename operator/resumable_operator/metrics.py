@@ -24,6 +24,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from resumable_operator.decide.assign import mtbf_seconds
+from resumable_operator.decide.budget import remaining
 from resumable_operator.decide.goodput import goodput
 from resumable_operator.decide.ledger import milliseconds, unsettled_ms
 from resumable_operator.decide.observation import Job
@@ -49,6 +50,26 @@ class Family:
 
 def _phase_seconds(job: Job, _now: float) -> Values:
     return {phase: job.status.ledger.phases.get(phase, 0) / 1000 for phase in names.LEDGER_PHASES}
+
+
+def _phase_gpu_seconds(job: Job, _now: float) -> Values:
+    return {phase: job.status.ledger.gpu_phases.get(phase, 0) / 1000 for phase in names.LEDGER_PHASES}
+
+
+def _recovery_seconds(job: Job, _now: float) -> Values:
+    return {stage: job.status.recovery.stage_ms.get(stage, 0) / 1000 for stage in names.RECOVERY_STAGES}
+
+
+def _resizes(job: Job, _now: float) -> Values:
+    return {direction: job.status.resizes.get(direction, 0) for direction in names.RESIZE_DIRECTIONS}
+
+
+def _budgets_left(job: Job, now: float) -> Values:
+    return remaining(job.status.budgets, job.spec.recovery.budgets, now)
+
+
+def _attempt_began(job: Job, _now: float) -> Values:
+    return job.status.attempt.reserved_at if job.status.attempt.number else None
 
 
 def _endings(causes: Iterable[str]) -> Callable[[Job, float], Values]:
@@ -114,6 +135,12 @@ JOB_FAMILIES = (
     Family(names.JOB_PHASE, "1 for the phase that the job is in.", _phase, "phase"),
     Family(names.RUNNING, "1 while ranks run.", lambda job, _now: float(job.status.phase == "Running")),
     Family(names.PHASE_SECONDS_TOTAL, "Where the job's time went.", _phase_seconds, "phase"),
+    Family(
+        names.PHASE_GPU_SECONDS_TOTAL,
+        "The same for each GPU that the job had at the time.",
+        _phase_gpu_seconds,
+        "phase",
+    ),
     Family(names.UNSETTLED_SECONDS, "Newest seconds, not yet explained.", _unsettled),
     Family(names.GOODPUT_RATIO, "Productive share of the job's age without suspension.", _goodput),
     Family(
@@ -127,9 +154,23 @@ JOB_FAMILIES = (
     ),
     Family(names.RECOVERIES_TOTAL, "Interruptions after which the job trained again.", _recoveries),
     Family(
+        names.RECOVERY_SECONDS_TOTAL,
+        "From an interruption to the first step after it.",
+        _recovery_seconds,
+        "stage",
+    ),
+    Family(names.RESIZES_TOTAL, "Changes of size.", _resizes, "direction"),
+    Family(
+        names.BUDGET_LEFT,
+        "Further endings that the job may have before it is given up.",
+        _budgets_left,
+        "budget",
+    ),
+    Family(
         names.REWORK_STEPS_TOTAL, "Steps done again.", lambda job, _now: float(job.status.ledger.rework_steps)
     ),
     Family(names.ATTEMPTS_TOTAL, "Attempts begun.", lambda job, _now: float(job.status.attempt.number)),
+    Family(names.ATTEMPT_TIMESTAMP_SECONDS, "When the attempt began.", _attempt_began),
     Family(names.WORKERS, "Workers.", _workers, "kind"),
     Family(names.SIZE, "Workers that train.", lambda job, _now: float(job.status.size)),
     Family(names.STEP, "Newest step.", lambda job, _now: float(job.status.step)),

@@ -53,6 +53,7 @@ __all__ = [
     "Model",
     "PersistentVolumeClaimStorage",
     "Recovery",
+    "RecoveryStatus",
     "S3Storage",
     "SaveInterval",
     "Workers",
@@ -163,6 +164,7 @@ class AttemptStatus(StatusModel):
     settings_digest: str = ""  # limits and save settings, as applied
     settings_at: Time | None = None  # when they were last pushed live
     grow_ready_since: Time | None = None  # workers for a larger size are ready
+    stages_before: dict[str, int] | None = None  # milliseconds by stage, when its end began (decide.stages)
 
 
 class Interruption(StatusModel):
@@ -179,6 +181,7 @@ class Interruption(StatusModel):
     at: Time = 0.0  # when it was declared
     detect_seconds: float = 0.0  # last evidence of progress until declared
     recover_seconds: float | None = None  # declared until the next attempt's first step
+    stages: dict[str, float] | None = None  # seconds of the recovery by stage; None: it goes on, or planned
     rework_steps: int = 0
     restored: bool = True  # its attempt had said where it starts
     resumed_step: int | None = None  # where the next one resumed; until then rework_steps is not known
@@ -220,6 +223,16 @@ class LedgerStatus(StatusModel):
     rework_steps: int = 0
     committed_productive: int = 0  # productive milliseconds that the newest checkpoint holds
     lost: int = 0  # productive milliseconds that a job which died for good never committed
+    gpus: int = 0  # held by the workers that train, or that wait to
+    gpu_phases: dict[str, int] = Field(default_factory=dict)  # GPU-milliseconds, beside ``phases``
+
+
+class RecoveryStatus(StatusModel):
+    """What recoveries from interruptions took, by stage, in milliseconds (``decide.stages``)."""
+
+    stage_ms: dict[str, int] = Field(default_factory=dict)  # of all that are over
+    since: dict[str, int] | None = None  # stage times of the ledger when the open one began; None: none is
+    attempt: int = 0  # whose interruption the open one follows
 
 
 class JobStatus(StatusModel):
@@ -266,6 +279,12 @@ class JobStatus(StatusModel):
     )
     interruption_counts: dict[str, int] = Field(
         default_factory=dict, description="All endings so far, by cause."
+    )
+    recovery: RecoveryStatus = Field(
+        default=RecoveryStatus(), description="What recoveries took, in milliseconds by stage."
+    )
+    resizes: dict[str, int] = Field(
+        default_factory=dict, description="Changes of size so far, by direction: grow, shrink."
     )
     last_interruption: Interruption | None = Field(
         default=None, description="The newest ending that nobody planned: cause, witness, price."

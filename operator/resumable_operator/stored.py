@@ -15,7 +15,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from resumable_operator.model import STORED, AttemptStatus, BudgetStatus, Evidence, JobStatus, LedgerStatus
+from resumable_operator.model import (
+    STORED,
+    AttemptStatus,
+    BudgetStatus,
+    Evidence,
+    JobStatus,
+    LedgerStatus,
+    RecoveryStatus,
+)
 from resumable_operator.packing import packed, unpacked
 
 PACK_ABOVE = 24 * 1024  # bytes of JSON
@@ -42,7 +50,12 @@ _BOOK_KEEPING = (  # by path in the stored form
     ("interruptions",),
 )
 _NESTED = {path[0] for path in _BOOK_KEEPING if len(path) > 1}
-_UNTOUCHED = {"attempt": AttemptStatus(), "budgets": BudgetStatus(), "ledger": LedgerStatus()}
+_UNTOUCHED = {
+    "attempt": AttemptStatus(),
+    "budgets": BudgetStatus(),
+    "ledger": LedgerStatus(),
+    "recovery": RecoveryStatus(),
+}
 
 
 def to_stored(status: JobStatus) -> dict[str, Any]:

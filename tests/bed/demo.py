@@ -216,7 +216,7 @@ def _step_of(member: MemberStatus) -> int:
     url = f"http://{member.address}:{member.agent_port}/metrics"
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
-            found = re.search(r"^resumable_step(?:{.*})? (\d+)", answer.read().decode(), re.MULTILINE)
+            found = re.search(r"^resumable_agent_step(?:{.*})? (\d+)", answer.read().decode(), re.MULTILINE)
     except OSError:
         return 0
     return int(found[1]) if found else 0

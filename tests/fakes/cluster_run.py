@@ -380,7 +380,7 @@ def _is_rank(pid: int) -> bool:
 def step_of(member: MemberStatus) -> int:
     """What its agent says that rank 0 has done; the API server is not asked."""
     with urllib.request.urlopen(f"http://{member.address}:{member.agent_port}/metrics", timeout=5) as answer:
-        found = re.search(r"^resumable_step(?:{.*})? (\d+)", answer.read().decode(), re.MULTILINE)
+        found = re.search(r"^resumable_agent_step(?:{.*})? (\d+)", answer.read().decode(), re.MULTILINE)
     return int(found[1]) if found else 0
 
 

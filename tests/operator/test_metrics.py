@@ -24,6 +24,7 @@ from resumable_operator.model import (
     SaveInterval,
     Workers,
 )
+from resumable_training.agent.metrics import WorkerMetrics
 from resumable_training.contract import metrics as names
 
 NOW = 2000.0
@@ -202,7 +203,8 @@ def test_labels_are_few_and_closed() -> None:
     series = [line for line in body.decode().splitlines() if 'training_job="train"' in line]
     assert 0 < len(series) <= 100
     found = {name for line in series for name in re.findall(r"(\w+)=", line)}
-    assert found == {"namespace", "training_job", "phase", "cause", "kind"}
+    extra = {"phase", "cause", "kind", "stage", "direction", "budget"}
+    assert found == {"namespace", "training_job"} | extra
 
 
 def _described(families: Iterable[metrics.Family]) -> set[str]:
@@ -245,9 +247,10 @@ def test_formats() -> None:
 
 
 def test_every_metric_is_documented() -> None:
-    """docs/metrics.md names what is exported, and nothing else."""
+    """docs/metrics.md names what operator and agents export, and nothing else."""
     of_process = {str(value) for name, value in vars(names).items() if name.startswith("OPERATOR_")}
+    of_agents = set(re.findall(r"^# TYPE (\S+)", WorkerMetrics("ns/train").render(True), re.MULTILINE))
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `resumable_")]
     documented = {name for row in rows for name in re.findall(r"`(resumable_\w+)`", row)}
-    assert documented == _described(metrics.JOB_FAMILIES) | of_process
+    assert documented == _described(metrics.JOB_FAMILIES) | of_process | of_agents

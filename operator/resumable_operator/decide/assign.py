@@ -113,13 +113,16 @@ def store_root(checkpoint: Checkpoint) -> str:
 def processes_per_worker(spec: JobSpec) -> int:
     """Ranks in each worker; ``auto``: as many as the worker container asks GPUs for, else one."""
     wanted = spec.workers.processes_per_worker
-    if wanted != "auto":
-        return wanted
+    return max(1, gpus_per_worker(spec)) if wanted == "auto" else wanted
+
+
+def gpus_per_worker(spec: JobSpec) -> int:
+    """What the worker container asks for, of the kind of which it wants most."""
     container: dict[str, Any] = spec.worker_container() if spec.template else {}
     resources = container.get("resources") or {}
     requested = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
     gpus = [int(count) for name, count in requested.items() if name.endswith("/gpu") and str(count).isdigit()]
-    return max(1, *gpus) if gpus else 1
+    return max(gpus, default=0)
 
 
 def template_digest(spec: JobSpec) -> str:

@@ -53,6 +53,16 @@ def give_back(spent: BudgetStatus) -> BudgetStatus:
     return spent if spent == BudgetStatus() else BudgetStatus()
 
 
+def remaining(spent: BudgetStatus, budgets: Budgets, now: float) -> dict[str, int]:
+    """How many more endings each budget bears; one more than its 0 ends the job."""
+    left = {}
+    for name in _FIELD:
+        budget: Budget = getattr(budgets, name)
+        left[name] = max(0, budget.limit - len(_within(getattr(spent, name), budget, now)))
+    left["without_progress"] = max(0, budgets.without_progress - 1 - spent.without_progress)
+    return left
+
+
 def exhausted(
     spent: BudgetStatus, budgets: Budgets, endings: Iterable[Interruption], now: float
 ) -> tuple[BudgetClass | None, str] | None:

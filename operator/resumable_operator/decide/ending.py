@@ -11,6 +11,7 @@ from resumable_operator.decide.evidence import lost_members, notices
 from resumable_operator.decide.failure import TOGETHER_SECONDS, Verdict, judge
 from resumable_operator.decide.interruptions import append
 from resumable_operator.decide.requests import send_stop
+from resumable_operator.decide.stages import interrupted, note_begin
 from resumable_operator.decide.success import excused, has_succeeded
 from resumable_operator.decide.terminal import fail, succeed
 from resumable_operator.decide.views import ended, heard_state
@@ -26,6 +27,7 @@ _LONGEST_RETRY_SECONDS = 60.0
 def begin_ending(draft: Draft) -> None:
     """Something ended the attempt: stop it everywhere. If unplanned, all unsettled time was detection."""
     _see_the_drain_behind(draft)
+    note_begin(draft)
     draft.set_attempt(state="ending", ending_since=draft.now)
     draft.reserve()
     if draft.attempt.drain_cause is None and draft.status.ledger.attempt == draft.attempt.number:
@@ -91,6 +93,7 @@ def _may_run(draft: Draft, worker: str) -> bool:
 
 def finalize(draft: Draft) -> None:
     """The attempt has ended, with one cause: record it, charge it, make room for the next."""
+    note_begin(draft)
     verdict = judge(draft.attempt, committed=_committed(draft), trained=draft.attempt.running_at is not None)
     _settle(draft, verdict)
     _record(draft, verdict)
@@ -139,6 +142,8 @@ def _record(draft: Draft, verdict: Verdict) -> None:
         restored=attempt.restored,
         size_before=len(attempt.members),
     )
+    if not verdict.planned:
+        interrupted(draft)
     append(draft, ending)
     spent = charge(
         draft.status.budgets, draft.spec.recovery.budgets, verdict.paying, verdict.cause, draft.now

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from resumable_operator.decide.draft import Draft
+from resumable_operator.decide.stages import trains_again
 from resumable_operator.model import Interruption
+from resumable_training.contract.metrics import GROW, SHRINK
 
 KEPT = 50
 RESTART_MEMORY = 0.5  # weight of the newest measurement in the exponential mean
@@ -17,9 +19,13 @@ def append(draft: Draft, ending: Interruption) -> None:
     _replace(draft, (*draft.status.interruptions, ending))
 
 
-def sized(draft: Draft, size: int) -> None:
-    """The next attempt is reserved at this size."""
+def sized(draft: Draft, size: int, size_before: int) -> None:
+    """The next attempt is reserved at this size. ``size_before``: of the one before; 0: there was none."""
     _complete(draft, {"size_after": size}, missing="size_after")
+    if size_before not in (0, size):
+        direction = GROW if size > size_before else SHRINK
+        counts = draft.status.resizes
+        draft.set(resizes={**counts, direction: counts.get(direction, 0) + 1})
 
 
 def recovered(draft: Draft, at: float) -> None:
@@ -29,6 +35,7 @@ def recovered(draft: Draft, at: float) -> None:
     draft.set_attempt(first_step_at=at)
     draft.set(backoff_count=0)
     draft.reserve()
+    trains_again(draft)
     if draft.attempt.number > 1:
         cost = max(0.0, at - draft.attempt.reserved_at)
         mean = draft.status.restart_seconds

@@ -8,6 +8,8 @@ How an attempt uses it: a control phase (``starting``, ``recovering``, ``resizin
 come up. The first ``fold_progress`` of the attempt opens ``unaccounted``, where unexplained time goes while
 ranks report. A control phase entered after that closes the attempt, and later reports of it are ignored: so
 enter one at the end of an attempt, not while its ranks still report.
+
+GPU time is integrated beside: what is credited to a phase is credited once for each GPU that is held.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ STARTING = "starting"
 RECOVERING = "recovering"
 RESIZING = "resizing"
 DETECTING = "detecting"
+RENDEZVOUS = "rendezvous"
+RESTORING = "restoring"
+WARMUP = "warmup"
 PRODUCTIVE = "productive"
 CHECKPOINTING = "checkpointing"
 RUNNING_OPAQUE = "running_opaque"
@@ -30,7 +35,7 @@ UNACCOUNTED = "unaccounted"
 
 _SETUP_IS_PART_OF = (STARTING, RECOVERING, RESIZING)
 _REPORTING = (UNACCOUNTED, RUNNING_OPAQUE)  # open while an attempt's ranks may still explain time
-_EARLIEST_FIRST = ("setup", "rendezvous", "restoring", "warmup")  # each once in a rank's life, in this order
+_EARLIEST_FIRST = ("setup", RENDEZVOUS, RESTORING, WARMUP)  # each once in a rank's life, in this order
 
 
 def milliseconds(seconds: float) -> int:
@@ -60,6 +65,13 @@ def enter(ledger: LedgerStatus, phase: str, at: int) -> LedgerStatus:
     control = phase if phase in _SETUP_IS_PART_OF else ledger.control_phase
     settled = settle(ledger, ledger.open_phase, at)
     return settled.model_copy(update={"open_phase": phase, "control_phase": control})
+
+
+def hold(ledger: LedgerStatus, gpus: int, at: int) -> LedgerStatus:
+    """From ``at`` on that many GPUs are held. While ranks report that can't change, so nothing does."""
+    if gpus == ledger.gpus or ledger.open_phase in _REPORTING:
+        return ledger
+    return settle(ledger, ledger.open_phase, at).model_copy(update={"gpus": gpus})
 
 
 def declare_failure(ledger: LedgerStatus, at: int) -> LedgerStatus:
@@ -139,12 +151,18 @@ def _ever_spoke(ledger: LedgerStatus) -> bool:
 
 
 def _credit(ledger: LedgerStatus, credits: dict[str, int]) -> LedgerStatus:
-    phases = dict(ledger.phases)
+    phases, gpu_phases = dict(ledger.phases), dict(ledger.gpu_phases)
     for phase, amount in credits.items():
         if amount:
             phases[phase] = phases.get(phase, 0) + amount
+        if amount and ledger.gpus and phase != SUSPENDED:  # a suspended job holds nothing
+            gpu_phases[phase] = gpu_phases.get(phase, 0) + amount * ledger.gpus
     return ledger.model_copy(
-        update={"phases": phases, "settled_at": ledger.settled_at + sum(credits.values())}
+        update={
+            "phases": phases,
+            "gpu_phases": gpu_phases,
+            "settled_at": ledger.settled_at + sum(credits.values()),
+        }
     )
 
 

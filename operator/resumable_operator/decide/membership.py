@@ -69,7 +69,7 @@ def reserve_attempt(draft: Draft, ready: list[Worker], size: int, reason: str) -
     if blocked(draft) and draft.attempt.processes:  # a bad spec changes nothing
         ranks = draft.attempt.processes
     members = choose_members(ready, size, draft.attempt.members, ranks, avoided(draft))
-    number = next_number(draft)
+    number, size_before = next_number(draft), len(draft.attempt.members)
     if not draft.status.store:
         draft.set(store=store_root(draft.spec.checkpoint))
     draft.set(
@@ -89,7 +89,7 @@ def reserve_attempt(draft: Draft, ready: list[Worker], size: int, reason: str) -
         below_min_since=None,
         backoff_until=None,
     )
-    sized(draft, size)
+    sized(draft, size, size_before)
     draft.tell(
         "Normal",
         "AttemptReserved",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from resumable_operator.decide import ledger
-from resumable_operator.decide.assign import store_root
+from resumable_operator.decide.assign import gpus_per_worker, store_root
 from resumable_operator.decide.conditions import set_condition, set_if_known
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.goodput import goodput
@@ -36,6 +36,15 @@ def settle_control_phase(draft: Draft) -> None:
     if wanted is not None and wanted != draft.status.ledger.open_phase:
         draft.set(ledger=ledger.enter(draft.status.ledger, wanted, draft.now_ms))
         draft.reserve()
+
+
+def hold_gpus(draft: Draft) -> None:
+    """Tell the ledger of the GPUs that the job has: those of its members, and between attempts those of the
+    workers that are there to be."""
+    workers = sum(worker.phase == "running" for worker in draft.observation.workers)
+    held = len(draft.attempt.members) if draft.alive else min(workers, draft.spec.workers.max_size)
+    gpus = gpus_per_worker(draft.spec) * held
+    draft.set(ledger=ledger.hold(draft.status.ledger, gpus, draft.now_ms))
 
 
 def _control_phase(draft: Draft) -> str | None:

@@ -18,7 +18,7 @@ from resumable_operator.decide.fold import fold_events
 from resumable_operator.decide.ledger import milliseconds, open_ledger
 from resumable_operator.decide.mend import mend
 from resumable_operator.decide.observation import Observation
-from resumable_operator.decide.phase import settle_control_phase, summarize
+from resumable_operator.decide.phase import hold_gpus, settle_control_phase, summarize
 from resumable_operator.decide.refusals import note_refusal
 from resumable_operator.decide.terminal import clean_up
 from resumable_operator.decide.validity import note_problems
@@ -59,6 +59,7 @@ def decide(observation: Observation, now: float) -> Plan:
         stop_zombies(draft)
     forget_old(draft)
     settle_control_phase(draft)
+    hold_gpus(draft)
     summarize(draft)
     return Plan(draft.status, tuple(draft.actions), "; ".join(draft.notes), draft.must_write, draft.wake_at)
 

@@ -46,7 +46,7 @@ def test_open_and_signed_paths(tmp_path: Path) -> None:
         agent.begin(ranks=1)
         agent.wait_event(events.PROGRESS)
         status, text = agent.call("GET", "/metrics", headers={})
-        assert "resumable_step{" in text
+        assert "resumable_agent_step{" in text
 
 
 def test_tampering_and_replay_are_refused(tmp_path: Path) -> None:

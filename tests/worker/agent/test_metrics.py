@@ -43,7 +43,7 @@ def test_work_is_counted_across_attempts_and_restores_are_not() -> None:
     worker.fold("progress", 2, progress(13, "rework", phase_ms={"data_stall": 2500}))
     text = worker.render(True)
     assert value(text, metrics.SAMPLES_TOTAL) == (10 + 5) * 64
-    assert value(text, metrics.STEP) == 13
+    assert value(text, metrics.AGENT_STEP) == 13
     assert value(text, metrics.STEP_SECONDS + "_count") == 15
     assert value(text, metrics.STEP_SECONDS + "_sum") == 3.0
     assert value(text, metrics.STEP_SECONDS + "_bucket", 'le="0.1"') == 0
@@ -69,7 +69,7 @@ def test_only_rank_0_is_shown() -> None:
     """Other ranks are not folded, and an agent without rank 0 shows nothing."""
     worker = WorkerMetrics("local/train")
     worker.fold("progress", 1, progress(5, rank=3))
-    assert value(worker.render(True), metrics.STEP) == 0
+    assert value(worker.render(True), metrics.AGENT_STEP) == 0
     assert worker.render(False) == ""
 
 

@@ -74,6 +74,11 @@ class Attempt:
         return [rank for rank in self.ranks if rank.alive]
 
     @property
+    def slowest_step_seconds(self) -> float:
+        """The longest recent step of the ranks here; 0 while none has done one."""
+        return max((rank.progress.step_seconds for rank in self.ranks if rank.progress), default=0.0)
+
+    @property
     def ending(self) -> bool:
         """Its end is decided, or it is over."""
         return self._pending is not None or self.finished.is_set()

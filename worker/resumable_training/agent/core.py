@@ -207,7 +207,9 @@ class Agent:
 
     def metrics(self) -> str:
         attempt = self._attempt
-        return self._metrics.render(bool(attempt and attempt.assignment.member().first_rank == 0))
+        if attempt is None:
+            return self._metrics.render(False)
+        return self._metrics.render(attempt.assignment.member().first_rank == 0, attempt.slowest_step_seconds)
 
     def state(self) -> AgentState:
         attempt = self._attempt

@@ -53,7 +53,7 @@ class WorkerMetrics:
         self._waited_ms = 0  # of the attempt
         self._restored: Dict[int, Tuple[int, int]] = {}  # attempt -> step and samples that it began with
         self._step_seconds = Histogram(_STEP_BUCKETS)
-        self._blocking = {name: Histogram(_SAVE_BUCKETS) for name in ("save", "restore")}
+        self._blocking = {name: Histogram(_SAVE_BUCKETS) for name in metrics.OPERATIONS}
         self._durable = Histogram(_SAVE_BUCKETS)
 
     def fold(self, kind: str, attempt: int, data: Mapping[str, Any]) -> None:
@@ -91,13 +91,22 @@ class WorkerMetrics:
         if steps and step_seconds > 0:
             self._step_seconds.observe(step_seconds, steps)
 
-    def render(self, has_rank_0: bool) -> str:
-        """The page; without rank 0 it is empty."""
+    def render(self, has_rank_0: bool, slowest_step_seconds: float = 0.0) -> str:
+        """The page; without rank 0 it is empty.
+
+        Args:
+            slowest_step_seconds: of the ranks of this worker, the longest recent step; 0: not known.
+        """
         if not has_rank_0:
             return ""
         labels = self._labels
         parts = [
-            _family(metrics.STEP, "gauge", "Steps done.", [_line(metrics.STEP, labels, self._step)]),
+            self._gauge(metrics.AGENT_STEP, "Steps done, as rank 0 has told.", self._step),
+            self._gauge(
+                metrics.STEP_SLOWEST_RANK_SECONDS,
+                "Recent step time of the slowest rank of rank 0's worker.",
+                slowest_step_seconds,
+            ),
             self._counter(metrics.SAMPLES_TOTAL, "Samples trained, repeated ones too.", self._samples),
             self._counter(
                 metrics.DATA_WAIT_SECONDS_TOTAL, "Seconds waited for the loader.", self._data_wait_ms / 1000
@@ -126,14 +135,12 @@ class WorkerMetrics:
                 "From the start of a save until it is committed.",
                 self._durable.lines(metrics.CHECKPOINT_DURABLE_SECONDS, dict(labels, operation="save")),
             ),
-            _family(
-                metrics.CHECKPOINT_BYTES,
-                "gauge",
-                "Size of the newest checkpoint.",
-                [_line(metrics.CHECKPOINT_BYTES, labels, self._bytes)],
-            ),
+            self._gauge(metrics.CHECKPOINT_BYTES, "Size of the newest checkpoint.", self._bytes),
         ]
         return "".join(parts)
+
+    def _gauge(self, name: str, text: str, value: float) -> str:
+        return _family(name, "gauge", text, [_line(name, self._labels, value)])
 
     def _counter(self, name: str, text: str, value: float) -> str:
         return _family(name, "counter", text, [_line(name, self._labels, value)])
