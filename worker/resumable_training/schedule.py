@@ -45,7 +45,7 @@ def interval_seconds(config: CheckpointConfig, measured: Measured) -> float | No
         blocking_seconds=measured.blocking_seconds,
         durable_seconds=measured.durable_seconds or 0.0,
         mtbf_seconds=config.mtbf_seconds,
-    )
+    ).seconds
 
 
 def announce(config: CheckpointConfig, measured: Measured, step: int, steps_here: int) -> Announcement:

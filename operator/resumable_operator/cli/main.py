@@ -36,6 +36,9 @@ COMMANDS = {
     "checkpoints": Lazy(f"{_CLI}.checkpoints", "checkpoints_command", "List and verify checkpoints."),
     "suspend": Lazy(f"{_CLI}.suspend", "suspend_command", "Commit a checkpoint and give the pods back."),
     "resume": Lazy(f"{_CLI}.suspend", "resume_command", "Let a suspended job in a cluster go on."),
+    "simulate": Lazy(
+        f"{_CLI}.simulate", "simulate_command", "Say what goodput would be, before buying machines."
+    ),
     "fault": Lazy(f"{_CLI}.fault", "fault_command", "Break a running job on purpose."),
     "demo": Lazy(
         f"{_CLI}.demo", "demo_command", "See it survive failures on this machine, and check itself."

@@ -282,7 +282,7 @@ def interval_advice(
     interruptions = sum(status.interruption_counts.get(cause, 0) for cause in INTERRUPTION_CAUSES)
     mtbf = training / max(1, interruptions)
     restart = restart_seconds(status)
-    best = auto_interval(blocking_seconds=blocking, durable_seconds=durable, mtbf_seconds=mtbf)
+    best = auto_interval(blocking_seconds=blocking, durable_seconds=durable, mtbf_seconds=mtbf).seconds
     return IntervalAdvice(
         used_seconds=used,
         used_steps=_in_steps(used, status),

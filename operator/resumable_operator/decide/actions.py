@@ -77,4 +77,11 @@ class Plan:
     actions: tuple[Action, ...]
     reason: str
     must_write: bool
-    wake_at: float | None = None  # decide again no later than this (seconds)
+    due_at: float | None = None  # then a wait is over, so decide again no later (seconds)
+    look_at: float | None = None  # look no later than this, in case that something was not told
+
+    @property
+    def wake_at(self) -> float | None:
+        """Decide again no later than this (seconds)."""
+        times = [at for at in (self.due_at, self.look_at) if at is not None]
+        return min(times, default=None)

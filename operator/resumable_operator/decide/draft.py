@@ -26,6 +26,7 @@ class Draft:
     notes: list[str] = field(default_factory=list)
     must_write: bool = False
     wake_at: float | None = None
+    look_at: float | None = None
     _memos: dict[str, tuple[tuple[Any, ...], dict[Any, Any]]] = field(default_factory=dict)
 
     @property
@@ -90,3 +91,7 @@ class Draft:
         """Decide again no later than ``at``, if that is still ahead."""
         if at > self.now and (self.wake_at is None or at < self.wake_at):
             self.wake_at = at
+
+    def look_again(self, at: float) -> None:
+        """Decide again at ``at`` even if nothing was told and no time is over: something may go untold."""
+        self.look_at = at if self.look_at is None else min(at, self.look_at)

@@ -61,7 +61,8 @@ def decide(observation: Observation, now: float) -> Plan:
     settle_control_phase(draft)
     hold_gpus(draft)
     summarize(draft)
-    return Plan(draft.status, tuple(draft.actions), "; ".join(draft.notes), draft.must_write, draft.wake_at)
+    reason = "; ".join(draft.notes)
+    return Plan(draft.status, tuple(draft.actions), reason, draft.must_write, draft.wake_at, draft.look_at)
 
 
 def _start_clock(draft: Draft) -> None:

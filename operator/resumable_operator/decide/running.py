@@ -19,7 +19,7 @@ SETTINGS_RESEND_SECONDS = 5.0  # agents do not say which settings they have; sen
 
 
 def step(draft: Draft) -> None:
-    draft.wake(draft.now + LOOK_AGAIN_SECONDS)
+    draft.look_again(draft.now + LOOK_AGAIN_SECONDS)
     if has_succeeded(draft):
         succeed(draft)
         return

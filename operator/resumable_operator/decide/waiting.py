@@ -79,7 +79,7 @@ def _choose(draft: Draft) -> Start:
 
 def _wait(draft: Draft, start: Start) -> None:
     draft.note("; ".join(filter(None, [start.reason, why_waiting(draft)])))
-    draft.wake(draft.now + _look_again_seconds(draft))
+    draft.look_again(draft.now + _look_again_seconds(draft))
     if start.below_min:
         _wait_below_min(draft)
         return

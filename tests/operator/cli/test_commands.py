@@ -23,6 +23,23 @@ FROZEN: dict[str, list[str]] = {
     "report": [*CLUSTER, "--json", "RUN|JOB"],
     "resume": [*CLUSTER, "JOB"],
     "suspend": [*CLUSTER, "--wait", "JOB"],
+    "simulate": [
+        *CLUSTER,
+        *(
+            "--workers",
+            "--spares",
+            "--interval",
+            "--mtbf",
+            "--machine-mtbf",
+            "--restart",
+            "--replace",
+            "--notice",
+        ),
+        *("--step", "--blocking", "--durable", "--reschedule"),
+        *("--detect", "--setup", "--rendezvous", "--restore", "--warmup"),
+        *("--min", "--gpus", "--weibull", "--in-place", "--racks", "--spot", "--trace"),
+        *("--days", "--seeds", "--seed", "--processes", "--from-run", "--json", "--csv", "--plot", "JOB"),
+    ],
     "run": [
         "--checkpoint-dir",
         "--dir",
@@ -73,7 +90,8 @@ def _parameters(command: click.Command) -> list[str]:
 def test_the_commands_are_frozen() -> None:
     """A command that appears, vanishes or is renamed is a change of the interface."""
     assert list(COMMANDS) == [
-        *("run", "list", "status", "logs", "report", "checkpoints", "suspend", "resume", "fault", "demo")
+        *("run", "list", "status", "logs", "report", "checkpoints", "suspend", "resume"),
+        *("simulate", "fault", "demo"),
     ]
 
 

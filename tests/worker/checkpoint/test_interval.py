@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resumable_training.checkpoint.interval import (
+    CAP,
+    DURABLE,
+    FIRST,
     FIRST_SAVE_SECONDS,
+    OPTIMUM,
+    AutoInterval,
     auto_interval,
     daly_interval,
     young_interval,
@@ -54,7 +59,7 @@ def test_auto_lies_between_durability_and_the_cap(
     """Never below the time one save needs to become durable; above a user's cap only for that."""
     interval = auto_interval(
         blocking_seconds=blocking, durable_seconds=durable, mtbf_seconds=mtbf, cap_seconds=cap
-    )
+    ).seconds
     assert interval >= durable
     assert cap is None or interval <= max(cap, durable)
     if cap is None and durable == 0:
@@ -63,8 +68,19 @@ def test_auto_lies_between_durability_and_the_cap(
 
 def test_auto_before_anything_is_measured() -> None:
     """The first save comes early, and the cap holds for it too."""
-    assert auto_interval(blocking_seconds=None, durable_seconds=0, mtbf_seconds=1e6) == FIRST_SAVE_SECONDS
-    assert auto_interval(blocking_seconds=None, durable_seconds=0, mtbf_seconds=1e6, cap_seconds=7) == 7
+    first = auto_interval(blocking_seconds=None, durable_seconds=0, mtbf_seconds=1e6)
+    assert first == AutoInterval(FIRST_SAVE_SECONDS, FIRST)
+    capped = auto_interval(blocking_seconds=None, durable_seconds=0, mtbf_seconds=1e6, cap_seconds=7)
+    assert capped == AutoInterval(7, CAP)
+
+
+@pytest.mark.parametrize(
+    ("durable", "cap", "bound"), [(1, None, OPTIMUM), (900, None, DURABLE), (1, 60, CAP), (900, 60, DURABLE)]
+)
+def test_auto_says_what_bound_it(durable: float, cap: float | None, bound: str) -> None:
+    """People who wonder about the interval are told whether it is the optimum, the store or their own cap."""
+    found = auto_interval(blocking_seconds=9, durable_seconds=durable, mtbf_seconds=10_000, cap_seconds=cap)
+    assert found.bound == bound
 
 
 @pytest.mark.parametrize(("durable", "cap"), [(-1.0, None), (1.0, 0.0), (1.0, -2.0)])

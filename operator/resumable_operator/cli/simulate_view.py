@@ -1,0 +1,196 @@
+"""How ``rtj simulate`` shows its result: a table, what was lost to what, JSON, CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from resumable_operator.cli.units import duration
+from resumable_operator.simulate.account import LOSSES
+from resumable_operator.simulate.failures import Machines, Process, Racks, SpotWaves, Trace
+from resumable_operator.simulate.grid import Cell, Spread, Summary
+from resumable_operator.simulate.parameters import STAGES
+from resumable_operator.words import counted
+
+_HEADINGS = {"machine_mtbf": "machine MTBF", "mtbf": "MTBF", "replace": "replaced after"}
+_LONGEST_REASON = 100
+
+
+def render(summaries: Sequence[Summary], console: Console) -> None:
+    """For people."""
+    console.print(_given(summaries[0]), style="dim")
+    console.print()
+    console.print(_goodput_table(summaries))
+    console.print(_loss_table(summaries))
+    for summary in summaries:
+        for reason, count in summary.failed.items():
+            where = ", ".join(f"{_heading(name)} {value}" for name, value in summary.cell.axes.items())
+            console.print(
+                f"{where or 'the job'}: {count} of {counted(summary.lives, 'life')[:-1]}"
+                f" gave up: {reason[:_LONGEST_REASON]}",
+                style="yellow",
+            )
+    if len(summaries) > 1:
+        best = max(summaries, key=lambda summary: summary.goodput.mean)
+        where = ", ".join(f"{_heading(name)} {value}" for name, value in best.cell.axes.items())
+        console.print(f"highest goodput: {where}: {_percent(best.goodput)} %")
+
+
+def _given(summary: Summary) -> str:
+    """What all cells have in common, as one paragraph."""
+    cell, parameters = summary.cell, summary.cell.parameters
+    workers, costs = parameters.spec.workers, parameters.costs
+    stages = ", ".join(f"{stage} {duration(getattr(costs.restart, stage))}" for stage in STAGES)
+    fixed = [
+        f"{workers.replicas} workers of {counted(parameters.gpus_per_worker, 'GPU')}"
+        f" (down to {workers.min_size}), {counted(workers.spares, 'spare')}",
+        f"a save stops training for {duration(costs.blocking)}, durable after {duration(costs.durable)}",
+        f"interval {_interval(cell)}",
+        f"restart {duration(costs.restart.total)} ({stages})",
+        f"a worker starts in {duration(costs.reschedule)}, a lost machine is replaced"
+        f" after {duration(costs.replace)}",
+        *(_process(process, cell) for process in cell.processes),
+        f"{summary.lives} x {parameters.days:g} days",
+    ]
+    varied = ", ".join(_heading(name) for name in cell.axes)
+    return "; ".join(fixed) + (f". Varied below: {varied}; given here is the first row's." if varied else "")
+
+
+def _interval(cell: Cell) -> str:
+    interval = cell.parameters.interval
+    return interval if isinstance(interval, str) else duration(interval)
+
+
+def _process(process: Process, cell: Cell) -> str:
+    match process:
+        case Machines():
+            job = process.mtbf / cell.parameters.spec.workers.replicas
+            how = "" if process.shape == 1 else f", Weibull with shape {process.shape:g}"
+            stays = f", {process.in_place:.0%} of them in place" if process.in_place else ""
+            often = f"a machine fails every {duration(process.mtbf)}, so the job every {duration(job)}"
+            return f"{often}{how}{stays}"
+        case Racks():
+            return f"a rack of {process.size} is lost every {duration(process.mtbf)}"
+        case SpotWaves():
+            return (
+                f"every {duration(process.mtbf)} a wave takes {process.share:.0%} of the machines for"
+                f" {duration(process.lasts)}, with {duration(process.notice)} of notice"
+            )
+        case Trace():
+            return f"{counted(len(process.failed), 'failure')} from the trace"
+
+
+def _goodput_table(summaries: Sequence[Summary]) -> Table:
+    table = Table(title="Goodput", title_justify="left", box=box.SIMPLE, pad_edge=False)
+    axes, formulas = list(summaries[0].cell.axes), [summary.cell.formula() for summary in summaries]
+    for name in axes:
+        table.add_column(_heading(name), justify="right")
+    columns = ["goodput %", "scheduling %", "runtime %", "work %", "of GPUs %", "interruptions a day", "T"]
+    if any(formulas):
+        columns.insert(3, "by formula")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for summary, formula in zip(summaries, formulas, strict=True):
+        cells = [
+            _percent(summary.goodput),
+            _percent(summary.scheduling),
+            _percent(summary.runtime),
+            _percent(summary.work),
+            _percent(summary.gpu_goodput),
+            f"{summary.interruptions_a_day.mean:.2f}",
+            duration(summary.interval_seconds),
+        ]
+        if any(formulas):
+            cells.insert(3, "-" if formula is None else f"{100 * formula:.1f}")
+        table.add_row(*(str(summary.cell.axes[name]) for name in axes), *cells)
+    return table
+
+
+def _loss_table(summaries: Sequence[Summary]) -> Table:
+    title = "GPU-hours lost a day, by cause"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False)
+    for name in summaries[0].cell.axes:
+        table.add_column(_heading(name), justify="right")
+    causes = [
+        cause
+        for cause in LOSSES
+        if any(summary.lost_gpu_hours_a_day.get(cause, 0) >= 0.05 for summary in summaries)
+    ]
+    for cause in (*causes, "all"):
+        table.add_column(cause, justify="right")
+    for summary in summaries:
+        lost = summary.lost_gpu_hours_a_day
+        amounts = [f"{lost.get(cause, 0):.1f}" for cause in causes]
+        values = map(str, summary.cell.axes.values())
+        table.add_row(*values, *amounts, f"{sum(lost.values()):.1f}")
+    return table
+
+
+def _heading(name: str) -> str:
+    return _HEADINGS.get(name, name)
+
+
+def _percent(spread: Spread) -> str:
+    """Mean and standard deviation over seeds, in per cent."""
+    text = f"{100 * spread.mean:.1f}"
+    return f"{text} ± {100 * spread.deviation:.1f}" if spread.deviation else text
+
+
+# ---- for programs ------------------------------------------------------------------------------------------
+
+_SPREADS = ("goodput", "scheduling", "runtime", "work", "gpu_goodput", "interruptions_a_day")
+
+
+def plain(summary: Summary) -> dict[str, Any]:
+    """One cell as JSON: camelCase names, seconds, ratios as numbers between 0 and 1."""
+    parameters = summary.cell.parameters
+    found: dict[str, Any] = {"axes": dict(summary.cell.axes), "lives": summary.lives, "days": parameters.days}
+    for name in _SPREADS:
+        spread: Spread = getattr(summary, name)
+        found[_camel(name)] = {"mean": spread.mean, "deviation": spread.deviation}
+    return found | {
+        "runtimeByFormula": summary.cell.formula(),
+        "intervalSeconds": summary.interval_seconds,
+        "lostGpuHoursADay": {cause: summary.lost_gpu_hours_a_day.get(cause, 0.0) for cause in LOSSES},
+        "interruptions": summary.interruptions,
+        "failed": summary.failed,
+    }
+
+
+def as_csv(summaries: Sequence[Summary]) -> str:
+    """One line for each cell, with a header."""
+    axes = list(summaries[0].cell.axes)
+    columns = [*axes, "lives", "days"]
+    for name in _SPREADS:
+        columns += [name, f"{name}_deviation"]
+    columns += [
+        "runtime_by_formula",
+        "interval_seconds",
+        *(f"lost_gpu_hours_a_day_{cause}" for cause in LOSSES),
+    ]
+    columns.append("failed")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for summary in summaries:
+        row: list[Any] = [summary.cell.axes[name] for name in axes]
+        row += [summary.lives, f"{summary.cell.parameters.days:g}"]
+        for name in _SPREADS:
+            spread: Spread = getattr(summary, name)
+            row += [f"{spread.mean:.6f}", f"{spread.deviation:.6f}"]
+        formula = summary.cell.formula()
+        row += ["" if formula is None else f"{formula:.6f}", f"{summary.interval_seconds:.3f}"]
+        row += [f"{summary.lost_gpu_hours_a_day.get(cause, 0.0):.4f}" for cause in LOSSES]
+        writer.writerow([*row, sum(summary.failed.values())])
+    return text.getvalue()
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
