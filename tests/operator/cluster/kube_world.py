@@ -32,6 +32,7 @@ Raw = dict[str, Any]
 JOBS = ("resumable.dev/v1alpha1", "resumabletrainingjobs")
 NAME = "fake"
 IMAGE = "bed/python"
+NOBODY = "nobody"  # schedules; the bed's nodes may be up, and a pod on one is deleted with grace
 RING = KeyRing(Masters((b"m" * 32,)))
 
 
@@ -88,7 +89,9 @@ def plain_job(name: str = "train", **spec: Any) -> Raw:
 
 
 def template(**spec: Any) -> Raw:
-    return {"spec": {"containers": [{"name": "worker", "image": IMAGE, "command": ["train"]}], **spec}}
+    """Of pods that get a node only if a test binds them."""
+    container = {"name": "worker", "image": IMAGE, "command": ["train"]}
+    return {"spec": {"schedulerName": NOBODY, "containers": [container], **spec}}
 
 
 def claim(name: str = "ckpt", *modes: str) -> Raw:
@@ -109,13 +112,13 @@ class KubernetesWorld:
     def __init__(self, made: Kube, plane: ControlPlane, nodes: Nodes, namespace: str, node: str) -> None:
         self.cluster = made.cluster
         self._made, self._plane, self._nodes = made, plane, nodes
-        self._namespace, self._node = namespace, node
+        self._namespace, self.node = namespace, node
 
     async def submit(self, spec: JobSpec) -> Job:
         """As a user would, who has to name an image and a claim."""
         plain = spec.plain()
         pods = plain["template"]["spec"]
-        pods["nodeSelector"] = {OWN: self._node}
+        pods["nodeSelector"] = {OWN: self.node}
         pods["tolerations"] = [{"key": OWN, "operator": "Exists"}]
         for container in pods["containers"]:
             container.setdefault("image", IMAGE)
@@ -144,7 +147,7 @@ class KubernetesWorld:
         os.kill(rank, signal.SIGKILL)
 
     async def lose_machine(self, worker: str) -> None:
-        await asyncio.to_thread(self._nodes.die, self._node)
+        await asyncio.to_thread(self._nodes.die, self.node)
 
     async def _job(self) -> Job | None:
         for task in self._made.tasks:

@@ -268,7 +268,7 @@ async def test_list_in_parts(server: Server, api: KubeApi) -> None:
     assert found.resource_version == "7"
     assert [request.query.get("continue") for request in server.seen] == [None, "t/1="]
     assert {(request.query["limit"], request.query["labelSelector"]) for request in server.seen} == {
-        ("500", "x=y")
+        (str(kube_api.PAGE), "x=y")
     }
 
 

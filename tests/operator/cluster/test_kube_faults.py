@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from kube_world import KubernetesWorld, kube
 
 from bed.api import path
 from bed.control_plane import ControlPlane
-from bed.fixtures import OWN, AddNode
+from bed.fixtures import OWN
 from bed.nodes import Nodes
 from resumable_operator.decide.observation import Job, Node, Worker
 from resumable_operator.model import AttemptStatus, JobSpec, JobStatus, MemberStatus, parse_spec
@@ -24,11 +24,9 @@ NAME = "fake-0-1"
 class Scene:
     """One worker that runs and is a member of an attempt, on a node that may be harmed."""
 
-    def __init__(
-        self, world: KubernetesWorld, plane: ControlPlane, nodes: Nodes, namespace: str, node: str
-    ) -> None:
+    def __init__(self, world: KubernetesWorld, plane: ControlPlane, nodes: Nodes, namespace: str) -> None:
         self.world, self.plane, self.nodes = world, plane, nodes
-        self.namespace, self.node = namespace, node
+        self.namespace, self.node = namespace, world.node
         self.job: Job | None = None
 
     async def open(self) -> None:
@@ -85,15 +83,10 @@ class Scene:
 
 
 @pytest.fixture
-async def scene(
-    control_plane: ControlPlane, nodes: Nodes, add_node: AddNode, namespace: str, job_kind: str
-) -> AsyncIterator[Scene]:
-    node = await asyncio.to_thread(add_node)
-    async with kube(control_plane.kubeconfig, watch=True) as made:
-        world = KubernetesWorld(made, control_plane, nodes, namespace, node)
-        scene = Scene(world, control_plane, nodes, namespace, node)
-        await scene.open()
-        yield scene
+async def scene(world: KubernetesWorld, control_plane: ControlPlane, nodes: Nodes, namespace: str) -> Scene:
+    scene = Scene(world, control_plane, nodes, namespace)
+    await scene.open()
+    return scene
 
 
 def is_gone(worker: Worker) -> bool:
@@ -243,15 +236,6 @@ def changed(**pod: Any) -> JobSpec:
     plain = spec().plain()
     plain["template"]["spec"] |= pod
     return parse_spec(plain)
-
-
-@pytest.fixture
-async def world(
-    control_plane: ControlPlane, nodes: Nodes, add_node: AddNode, namespace: str, job_kind: str
-) -> AsyncIterator[KubernetesWorld]:
-    node = await asyncio.to_thread(add_node)
-    async with kube(control_plane.kubeconfig, watch=True) as made:
-        yield KubernetesWorld(made, control_plane, nodes, namespace, node)
 
 
 async def waits(world: KubernetesWorld, wanted: JobSpec, *reasons: str) -> Worker:

@@ -14,15 +14,6 @@ from bed.fixtures import AddNode
 from bed.nodes import Nodes
 
 
-@pytest.fixture
-async def world(
-    control_plane: ControlPlane, nodes: Nodes, add_node: AddNode, namespace: str, job_kind: str
-) -> AsyncIterator[KubernetesWorld]:
-    node = await asyncio.to_thread(add_node)
-    async with kube(control_plane.kubeconfig, watch=True) as made:
-        yield KubernetesWorld(made, control_plane, nodes, namespace, node)
-
-
 class TestConformance(ClusterConformance):
     """All of it."""
 
