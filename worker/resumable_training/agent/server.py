@@ -25,7 +25,10 @@ from resumable_training.contract.events import (
 
 IDLE_SECONDS = 75.0  # between requests of one connection
 SEND_SECONDS = 10.0  # for a reader that does not read
-MOST_STRANGERS = 128  # connections without a signed request yet; a descriptor each, and ranks need some too
+# Connections without a signed request yet; a descriptor each, and ranks need some too. asyncio lets in up to
+# 100 a turn of its loop, and one that is turned away is closed some turns later: in a burst there may be some
+# hundreds more for a moment, which is still below the usual limit of 1,024.
+MOST_STRANGERS = 128
 CUT_ALL = "all"
 
 Answer = Tuple[int, Any]  # status, what to send as JSON
