@@ -51,12 +51,14 @@ def main() -> None:
 @click.option("--nodes", default=4, show_default=True, type=click.IntRange(min=1))
 @click.option("--operator/--no-operator", default=True, help="Install the operator from the chart.")
 @click.option("--detach", is_flag=True, help="Return when it is ready; it stays until `down`.")
-def up(directory: Path | None, nodes: int, operator: bool, detach: bool) -> None:
+@click.option("--background", is_flag=True, hidden=True)  # who detached it says what to type next
+def up(directory: Path | None, nodes: int, operator: bool, detach: bool, background: bool) -> None:
     """Start the cluster; without --detach it ends with Ctrl-C."""
     cluster = _standing(directory)
     if detach:
-        arguments = ["up", "--directory", str(cluster.directory), "--nodes", str(nodes)]
+        arguments = ["up", "--background", "--directory", str(cluster.directory), "--nodes", str(nodes)]
         standing.start_in_background(cluster, [*arguments, "--operator" if operator else "--no-operator"])
+        print(standing.what_next(cluster, operator), flush=True)
         return
     signal.signal(signal.SIGTERM, _as_interrupt)
     steps = standing.hold(cluster, nodes, operator)
@@ -65,7 +67,8 @@ def up(directory: Path | None, nodes: int, operator: bool, detach: bool) -> None
         for step in steps:
             print(f"bed: {step} ({time.monotonic() - began:.1f} s)", file=sys.stderr, flush=True)
             if step == standing.READY:
-                print(standing.what_next(cluster, operator), flush=True)
+                if not background:
+                    print(standing.what_next(cluster, operator), flush=True)
                 signal.pause()
     except KeyboardInterrupt:
         print("\nbed: stopping", file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ Object = dict[str, Any]
 
 IMAGE = "bed/test"
 WINDOW_SECONDS = 2.0
+EXPIRED = 410
 
 
 def container(*command: str, name: str = "main", **fields: Any) -> Object:
@@ -73,17 +74,23 @@ def phase(*wanted: str) -> Callable[[Object], bool]:
 
 
 class PodWatch:
-    """Every event of the pods of one namespace since it was entered, in a thread of its own."""
+    """Every event of the pods of one namespace since it was entered, in a thread of its own.
+
+    Where the server has forgotten them, as one that was away does, what is there then counts as an event.
+    """
 
     def __init__(self, api: Api, namespace: str) -> None:
         self._api = api
         self.namespace = namespace
         self.events: list[tuple[str, Object]] = []
+        self._known: dict[str, Object] = {}  # by uid
         self._news = threading.Condition()
         self._ended = False
 
     def __enter__(self) -> PodWatch:
-        version = self._api.get(path("v1", "pods", self.namespace))["metadata"]["resourceVersion"]
+        listed = self._api.get(path("v1", "pods", self.namespace))
+        self._known = {pod["metadata"]["uid"]: pod for pod in listed["items"]}
+        version = listed["metadata"]["resourceVersion"]
         threading.Thread(target=self._run, args=(version,), daemon=True).start()
         return self
 
@@ -125,16 +132,35 @@ class PodWatch:
                     last = [item for _, item in self.events if item["metadata"]["name"] == name][-1:]
                     raise TimeoutError(f"waited {seconds:g} s for pod {name}; last seen: {last}")
 
-    def _run(self, version: str) -> None:
+    def _run(self, version: str | None) -> None:
+        where = path("v1", "pods", self.namespace)
         while not self._ended:
             try:
-                for event in self._api.watch(
-                    path("v1", "pods", self.namespace), WINDOW_SECONDS, resourceVersion=version
-                ):
+                version = version or self._look_anew()
+                for event in self._api.watch(where, WINDOW_SECONDS, resourceVersion=version):
                     version = event["object"]["metadata"]["resourceVersion"]
-                    with self._news:
-                        self.events.append((event["type"], event["object"]))
-                        self._news.notify_all()
-            except ApiError:
+                    self._tell(event["type"], event["object"])
+            except ApiError as error:
+                version = None if error.status == EXPIRED else version
                 if not self._ended:
                     time.sleep(0.1)
+
+    def _look_anew(self) -> str:
+        """Tell what has changed meanwhile, as far as a list shows it; the list's version."""
+        listed = self._api.get(path("v1", "pods", self.namespace))
+        found = {pod["metadata"]["uid"]: pod for pod in listed["items"]}
+        for uid in self._known.keys() - found.keys():
+            self._tell("DELETED", self._known[uid])
+        for pod in found.values():
+            self._tell("MODIFIED", pod)
+        version: str = listed["metadata"]["resourceVersion"]
+        return version
+
+    def _tell(self, kind: str, item: Object) -> None:
+        with self._news:
+            if kind == "DELETED":
+                self._known.pop(item["metadata"]["uid"], None)
+            else:
+                self._known[item["metadata"]["uid"]] = item
+            self.events.append((kind, item))
+            self._news.notify_all()
