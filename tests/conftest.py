@@ -1,6 +1,7 @@
 """Marks by what a test needs, so that `make test-fast` can leave out what is slow to import or to run."""
 
 import re
+import signal
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +11,12 @@ pytest_plugins = ["bed.fixtures"]
 
 TESTS = Path(__file__).parent
 NEEDS_TORCH = re.compile(r"^\s*(import|from) torch\b", re.MULTILINE)
+
+
+def pytest_configure() -> None:
+    """Ctrl-C reaches what tests start, also where it is ignored: a shell's background jobs inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @cache

@@ -123,9 +123,6 @@ class Team:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=lambda: signal.signal(
-                signal.SIGINT, signal.SIG_DFL
-            ),  # tests in the background ignore it
         )
         try:
             yield process
