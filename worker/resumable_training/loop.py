@@ -170,6 +170,8 @@ class Step:
                 session.trace.step(self.number, plan, self._data)
             self._check_weighted(plan)
         session.clock.end_step(session.step, session.samples, session.rework_steps, self._shown_loss())
+        if session.recorder is not None:
+            session.recorder.after_step(self.values)
 
     def _check_weighted(self, plan: StepPlan) -> None:
         if not self._weighted and (len(plan.pieces) > 1 or plan.size % self._place_size()):
@@ -277,6 +279,8 @@ def stop_drained(session: Session) -> None:
         SystemExit: always, so that the script's own clean-up runs.
         StorageUnavailable: the commit failed.
     """
+    if session.recorder is not None:
+        session.recorder.stopped(session.agreement.reason)
     if session.saver is not None:
         if session.steps_here:
             session.saver.commit(must=True)

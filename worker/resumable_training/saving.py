@@ -14,6 +14,7 @@ from resumable_training.checkpoint.errors import StorageUnavailable
 from resumable_training.contract import rankwire
 from resumable_training.contract.assignment import CheckpointConfig
 from resumable_training.data.position import Data, check_fingerprint
+from resumable_training.recorder import Recorder
 from resumable_training.session import Session
 
 if TYPE_CHECKING:
@@ -33,7 +34,15 @@ class Engine(Protocol):
     def restore(self, state: Any, /) -> RestoreReport | None: ...
 
     def save(
-        self, state: Any, /, *, step: int, samples: int, shared: dict[str, Any], per_rank: dict[str, bytes]
+        self,
+        state: Any,
+        /,
+        *,
+        step: int,
+        samples: int,
+        shared: dict[str, Any],
+        per_rank: dict[str, bytes],
+        history: tuple[str, ...],
     ) -> SaveReport: ...
 
     def wait(self) -> SaveReport | None: ...
@@ -60,6 +69,7 @@ class Saver:
         self.restored_world_size = 0
         self.restored: dict[str, Any] = {}
         self.restored_per_rank: dict[str, bytes] = {}
+        session.recorder = Recorder(session) if session.main else None
 
     # -- when ------------------------------------------------------------------------------------------
 
@@ -117,6 +127,7 @@ class Saver:
             samples=session.samples,
             shared=self._shared(),
             per_rank=self._per_rank(),
+            history=session.recorder.lines() if session.recorder else (),
         )
         if must:
             report = self._engine.wait() or report  # an engine that saves in the background
@@ -131,11 +142,18 @@ class Saver:
             self.last_step = report.step
             self._measured_blocking = report.blocking_ms / 1000
             self._measured_durable = report.durable_ms / 1000
-            session.report(rankwire.CHECKPOINT, **self._checkpoint_event(report))
+            event = self._checkpoint_event(report)
+            session.report(rankwire.CHECKPOINT, **event)
+            self._note(report, event["interval_seconds"])
             return
         session.report(rankwire.CHECKPOINT_FAILED, step=report.step, message=report.message)
+        self._note(report, None)
         if must:
             raise StorageUnavailable(f"the last checkpoint, of step {report.step}, failed: {report.message}")
+
+    def _note(self, report: SaveReport, interval_seconds: float | None) -> None:
+        if self._session.recorder is not None:
+            self._session.recorder.saved(report, interval_seconds)
 
     def _checkpoint_event(self, report: SaveReport) -> dict[str, Any]:
         measured = self._measured()
@@ -195,6 +213,8 @@ class Saver:
         session = self._session
         self._engine.preflight()
         report = self._engine.restore(self._state)
+        if session.recorder is not None:
+            session.recorder.restored(report)
         if report is None:
             session.report(rankwire.RESTORED, step=0, samples=0, checkpoint="", seconds=0.0)
             session.say("no checkpoint yet: starting at step 0")

@@ -20,6 +20,7 @@ from resumable_training.trace import Trace
 if TYPE_CHECKING:
     from resumable_training.data.position import Data
     from resumable_training.loop import Step
+    from resumable_training.recorder import Recorder
     from resumable_training.saving import Saver
     from resumable_training.tracking import GradientSync, Tracked
 
@@ -49,6 +50,7 @@ class Session:
     tracked: Tracked | None = None
     sync: GradientSync | None = None
     saver: Saver | None = None
+    recorder: Recorder | None = None  # on rank 0, where checkpoints go somewhere
     current: Step | None = None
     evaluation_depth: int = 0
     main_evaluations: int = 0

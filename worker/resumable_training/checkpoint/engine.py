@@ -266,6 +266,7 @@ class CheckpointEngine:
         samples: int,
         shared: Mapping[str, Any],
         per_rank: Mapping[str, bytes],
+        history: tuple[str, ...] = (),
     ) -> SaveReport:
         """Commit everything at ``step``. The report's ``ok`` tells; training goes on in either case.
 
@@ -286,6 +287,7 @@ class CheckpointEngine:
             self._manifest(step, samples, shared),
             lambda: build_state_dict(state, shared=envelope, per_rank=per_rank, rank=self._ranks.rank),
             self._guard,
+            history,
         )
         return self._finish(self._saver.begin(task))
 
@@ -349,6 +351,8 @@ class CheckpointEngine:
                 f" training goes on: {report.message}"
             )
             return report
+        if report.message:
+            self._say(report.message)
         self._failed_saves = 0
         self._committed = report
         if self._ranks.rank == 0:

@@ -40,4 +40,4 @@ class SaveReport:
     blocking_ms: int = 0  # the loop stood still for so long
     durable_ms: int = 0  # from the call to the commit
     ok: bool = True
-    message: str = ""
+    message: str = ""  # why not; or what did not go well beside the commit

@@ -24,6 +24,7 @@ from resumable_training.checkpoint.errors import (
     Superseded,
 )
 from resumable_training.checkpoint.files import StoreWriter, single_process_is_fine
+from resumable_training.checkpoint.history import write_history
 from resumable_training.checkpoint.ranks import Ranks
 from resumable_training.checkpoint.reports import SaveReport
 from resumable_training.checkpoint.store import Store
@@ -40,6 +41,7 @@ class SaveTask:
     manifest: Manifest
     build: Callable[[], dict[str, Any]]  # the state dict; called at once, on the caller's thread
     guard: Callable[[], None]  # on rank 0, before and after writing: raises if we may not commit
+    history: tuple[str, ...] = ()  # lines for reports, of rank 0; written after the commit
 
 
 class Saver(Protocol):
@@ -73,7 +75,8 @@ class SynchronousSaver:
         try:
             self._ranks.first(lambda: self._claim(task))
             claimed = True
-            report = replace(report, bytes=self._write_and_commit(task))
+            size, note = self._write_and_commit(task)
+            report = replace(report, bytes=size, message=note)
         except Superseded:
             raise
         except (StorageUnavailable, StoreNotFound, StoreExists) as error:
@@ -99,14 +102,15 @@ class SynchronousSaver:
         except CheckpointError as error:  # there already, or no root to make it in
             raise StorageUnavailable(f"{self._store.location}: {error}") from error
 
-    def _write_and_commit(self, task: SaveTask) -> int:
+    def _write_and_commit(self, task: SaveTask) -> tuple[int, str]:
+        """Bytes written, and what ``commit`` has to say."""
         state_dict = self._ranks.together(task.build)
         writer = StoreWriter(self._store, task.name)
         write_shards(writer, state_dict, self._ranks)
         parts = self._ranks.gather(writer.files.written)
         files = {file: entry for part in parts for file, entry in part.items()}
-        self._ranks.first(lambda: commit(self._store, task, files, writer.files.marker))
-        return sum(entry.bytes for entry in files.values())
+        note = self._ranks.first(lambda: commit(self._store, task, files, writer.files.marker))
+        return sum(entry.bytes for entry in files.values()), note
 
     def _remove(self, name: str) -> None:
         """What is left of a failed save is no checkpoint; if it can't be removed now, retention will."""
@@ -144,8 +148,8 @@ def storage_failure(error: CheckpointException, doing: str) -> Exception:
     return RuntimeError(f"{doing} failed on {text}")
 
 
-def commit(store: Store, task: SaveTask, files: dict[str, FileEntry], marker: bytes | None) -> None:
-    """Manifest, then marker. Rank 0 alone.
+def commit(store: Store, task: SaveTask, files: dict[str, FileEntry], marker: bytes | None) -> str:
+    """Manifest, then marker, then the history. Rank 0 alone. Returns why the history was not written, or "".
 
     Raises:
         Superseded: a newer attempt has appeared while we wrote.
@@ -164,3 +168,4 @@ def commit(store: Store, task: SaveTask, files: dict[str, FileEntry], marker: by
     store.create(f"{task.name}/{MANIFEST_FILE}", seal(manifest))
     task.guard()
     store.create(f"{task.name}/{MARKER_FILE}", marker)
+    return write_history(store, task.manifest.record, task.history)

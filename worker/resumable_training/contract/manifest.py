@@ -9,6 +9,7 @@
         manifest.json                          Manifest, written and synced before the marker
         .metadata                              DCP's own; committed last: the marker
     <root>/pins/<name>.json                    checkpoints a reader holds
+    <root>/history/00000007.jsonl              what record 7's attempt did, for reports
 """
 
 from __future__ import annotations
