@@ -61,15 +61,15 @@ def test_hash_does_not_depend_on_how_it_was_written(data: bytes, cuts: list[int]
 
 
 def test_whole_checkpoint_is_ok(store: LocalStore) -> None:
-    """Untouched files give `ok`, by one process and by several that share the blocks."""
+    """Untouched files give `ok`, as a whole and block by block."""
     assert verify.verify_checkpoint(store, NAME).outcome == OK
     manifest = verify.inspect(store, NAME).manifest
     assert manifest is not None
-    assert len(manifest.files[SHARD].blocks) > 3
-    assert [
-        verify.verify_blocks(store, NAME, manifest, verify.blocks_of(manifest, i, 3)).outcome
-        for i in range(3)
-    ] == [OK] * 3
+    places = verify.blocks_of(manifest).places
+    assert len(places) == len(manifest.files[SHARD].blocks) > 3
+    read = [verify.read_block(store, NAME, place) for place in places]
+    assert {verdict.outcome for _, verdict in read} == {OK}
+    assert b"".join(data for data, _ in read) == store.read(f"{NAME}/{SHARD}")
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -85,19 +85,21 @@ def test_any_flipped_byte_is_damage(store: LocalStore, data: st.DataObject) -> N
     path.write_bytes(flipped)
     try:
         verdict = verify.verify_checkpoint(store, NAME)
-        shares = [_share(store, index) for index in range(2)]
+        blocks = _blocks(store)
     finally:
         path.write_bytes(intact)
     assert verdict.outcome == DAMAGED
     assert file in verdict.reason
-    assert verify.worst(shares).outcome == DAMAGED
+    assert blocks.outcome == DAMAGED
 
 
-def _share(store: LocalStore, index: int) -> verify.Verdict:
+def _blocks(store: LocalStore) -> verify.Verdict:
+    """As a resume looks at it."""
     seen = verify.inspect(store, NAME)
     if seen.verdict.outcome != OK or seen.manifest is None:
         return seen.verdict
-    return verify.verify_blocks(store, NAME, seen.manifest, verify.blocks_of(seen.manifest, index, 2))
+    places = verify.blocks_of(seen.manifest).places
+    return verify.worst(verify.read_block(store, NAME, place)[1] for place in places)
 
 
 @pytest.mark.parametrize("file", [SHARD, MANIFEST_FILE, MARKER_FILE])

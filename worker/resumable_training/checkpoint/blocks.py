@@ -1,30 +1,135 @@
-"""A seekable stream over a file that is read block by block, with a few blocks kept. No torch.
+"""The blocks of a checkpoint's files, and reading several of them at once. No torch, no NumPy.
 
-DCP reads its files by offset, with many small reads in between; object storage answers each request in tens
-of milliseconds, and our manifest has a hash for each block. So whole blocks are fetched, and checked if the
-manifest is at hand.
+A block is what a manifest has a hash for, and what one rank reads: object storage answers each request in
+tens of milliseconds, so pieces are large and several are asked for at a time.
 """
 
 from __future__ import annotations
 
 import io
-from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
-
-import xxhash
+import queue
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from resumable_training.checkpoint.errors import StorageUnavailable
-from resumable_training.checkpoint.store import Store
-from resumable_training.contract.manifest import FileEntry
 
+T = TypeVar("T")
+R = TypeVar("R")
+
+AT_ONCE = 6  # reads in flight
+SILENT_SECONDS = 300.0  # a store that answers none of them for so long is given up
 KEPT_BLOCKS = 4
 
 Fetch = Callable[[int], bytes]  # block number -> its bytes
 
 
+@dataclass(frozen=True)
+class Place:
+    """One block: where it lies, and what its hash must be ("": nobody knows)."""
+
+    file: str
+    at: int  # bytes from the file's begin
+    length: int
+    hash: str = ""
+
+
+class Blocks:
+    """All blocks of some files under one numbering, by name of file and then by place."""
+
+    def __init__(
+        self, sizes: Mapping[str, int], block_bytes: int, hashes: Mapping[str, tuple[str, ...]] | None = None
+    ) -> None:
+        """``hashes``: of each block of a file; one for each, or none."""
+        self.block_bytes = block_bytes
+        self._first: dict[str, int] = {}
+        self.places: list[Place] = []
+        for file, size in sorted(sizes.items()):
+            self._first[file] = len(self.places)
+            known = (hashes or {}).get(file, ())
+            for number, at in enumerate(range(0, size, block_bytes)):
+                self.places.append(
+                    Place(file, at, min(block_bytes, size - at), known[number] if known else "")
+                )
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def numbers(self, file: str, start: int, stop: int) -> range:
+        """The blocks that hold bytes ``start`` to ``stop`` of a file."""
+        if start >= stop:
+            return range(0)
+        first = self._first[file]
+        return range(first + start // self.block_bytes, first + (stop - 1) // self.block_bytes + 1)
+
+
+def in_parallel(
+    work: Callable[[T], R],
+    todo: Iterable[T],
+    where: str,
+    *,
+    at_once: int = AT_ONCE,
+    silent_seconds: float = SILENT_SECONDS,
+) -> Iterator[tuple[T, R]]:
+    """Do ``work`` on several threads; each thing with its result, as they come.
+
+    A read that hangs in the kernel can't be ended: its thread is left behind, and does not keep the process.
+
+    Raises:
+        StorageUnavailable: none was done for ``silent_seconds``; the text says ``where``.
+        Exception: whatever ``work`` raises; nothing new is begun then.
+    """
+    waiting = deque(todo)
+    done: queue.SimpleQueue[tuple[T, Any, Exception | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        while True:
+            try:
+                one = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                done.put((one, work(one), None))
+            except Exception as error:  # noqa: BLE001  raised again by the thread that waits
+                done.put((one, None, error))
+
+    count = len(waiting)
+    for _ in range(min(at_once, count)):
+        threading.Thread(target=run, name="checkpoint-read", daemon=True).start()
+    try:
+        for _ in range(count):
+            one, result, error = done.get(timeout=silent_seconds)
+            if error is not None:
+                raise error
+            yield one, result
+    except queue.Empty:
+        raise StorageUnavailable(f"{where} has not answered a read for {silent_seconds:.0f} s") from None
+    finally:
+        waiting.clear()
+
+
+def in_order(work: Callable[[T], R], todo: Iterable[T], *, at_once: int = AT_ONCE) -> Iterator[tuple[T, R]]:
+    """As ``in_parallel``, in the order of ``todo`` and with at most ``at_once`` results waiting."""
+    flying: deque[tuple[T, Future[R]]] = deque()
+    with ThreadPoolExecutor(at_once, "checkpoint-read") as pool:
+        try:
+            for one in todo:
+                flying.append((one, pool.submit(work, one)))
+                if len(flying) == at_once:
+                    first, future = flying.popleft()
+                    yield first, future.result()
+            while flying:
+                first, future = flying.popleft()
+                yield first, future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
 class BlockStream(io.RawIOBase):
-    """Reads ``size`` bytes through ``fetch``; holds at most ``KEPT_BLOCKS`` blocks in memory."""
+    """A seekable stream over ``size`` bytes that come block by block; holds at most ``KEPT_BLOCKS``."""
 
     def __init__(self, size: int, block_bytes: int, fetch: Fetch) -> None:
         self._size = size
@@ -77,15 +182,13 @@ class BlockStream(io.RawIOBase):
         return self._kept[number]
 
 
-def verified_stream(store: Store, name: str, entry: FileEntry, block_bytes: int) -> BlockStream:
-    """A file that was verified before, checked once more while it is read.
-
-    What differs now is no proof of damage any more: it is read a second time, and then "cannot tell".
-    """
+def verified_stream(store: Any, name: str, entry: Any, block_bytes: int) -> BlockStream:
+    """A file that was verified before, checked once more while it is read."""
+    import xxhash
 
     def fetch(number: int) -> bytes:
         for _ in range(2):
-            data = store.read(name, number * block_bytes, block_bytes)
+            data: bytes = store.read(name, number * block_bytes, block_bytes)
             if xxhash.xxh3_128_hexdigest(data) == entry.blocks[number]:
                 return data
         raise StorageUnavailable(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
@@ -22,9 +22,10 @@ from resumable_training.checkpoint.errors import (
     Superseded,
 )
 from resumable_training.checkpoint.listing import Survey, survey
-from resumable_training.checkpoint.load import Loaded, Loader, Source, verify_together
+from resumable_training.checkpoint.load import Loaded, Loader, Source, look
 from resumable_training.checkpoint.preflight import preflight
 from resumable_training.checkpoint.ranks import Ranks
+from resumable_training.checkpoint.read import NotWhole
 from resumable_training.checkpoint.reports import Fallback, RestoreReport, SaveReport
 from resumable_training.checkpoint.resume import Choice
 from resumable_training.checkpoint.retain import to_delete
@@ -37,7 +38,7 @@ from resumable_training.checkpoint.state import (
 )
 from resumable_training.checkpoint.store import Store
 from resumable_training.checkpoint.stores import open_checkpoint, open_store
-from resumable_training.checkpoint.verify import DAMAGED, OK, Inspection
+from resumable_training.checkpoint.verify import DAMAGED, Verdict
 from resumable_training.contract.assignment import CheckpointConfig
 from resumable_training.contract.manifest import (
     MARKER_FILE,
@@ -147,13 +148,11 @@ class CheckpointEngine:
             return None
         source = self._source(choice)
         self._pin(source, hold=True)
-        seen = verify_together(source, self._ranks)
-        self._judge(choice, seen, fallback)
-        loaded = Loader(source, seen, state, self._ranks, self._warn).load()
+        loaded, manifest = self._load(choice, source, state, fallback)
         for disagreement in check_schedules(state):
             self._say(f"{source.label}: {disagreement}")
         record = self._append_record(
-            head + 1, choice.name, seen.manifest, deliberate=choice.kind == resume.DELIBERATE
+            head + 1, choice.name, manifest, deliberate=choice.kind == resume.DELIBERATE
         )
         self._pin(source, hold=False)
         return _restore_report(source, record, loaded, fallback, time.monotonic() - started)
@@ -192,11 +191,17 @@ class CheckpointEngine:
             return Source(self._store, name, name)
         return Source(store, name, f"{store.location}/{name}", foreign=True)
 
-    def _judge(self, choice: Choice, seen: Inspection, fallback: list[Fallback]) -> None:
-        """Go on with a good checkpoint; choose again after a damaged one; give up on a wanted one."""
-        verdict = seen.verdict
-        if verdict.outcome == OK:
-            return
+    def _load(
+        self, choice: Choice, source: Source, state: TrainingState, fallback: list[Fallback]
+    ) -> tuple[Loaded, Manifest | None]:
+        try:
+            seen = look(source, self._ranks)
+            return Loader(source, seen, state, self._ranks, self._warn).load(), seen.manifest
+        except NotWhole as error:
+            self._pass_over(choice, error.verdict, fallback)
+
+    def _pass_over(self, choice: Choice, verdict: Verdict, fallback: list[Fallback]) -> NoReturn:
+        """Choose again after a damaged checkpoint; give up on a wanted one."""
         if verdict.outcome != DAMAGED:
             raise StorageUnavailable(f"{choice.name}: cannot tell whether it is whole: {verdict.reason}")
         if choice.kind == resume.DELIBERATE:

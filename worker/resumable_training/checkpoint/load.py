@@ -1,6 +1,7 @@
-"""Verify a checkpoint on all ranks together, compare it with what is tracked, and load it.
+"""Compare a checkpoint with what is tracked, and load it, by all ranks together.
 
-Nothing of the live state is touched before the comparison, and nothing is unpickled outside an allow list.
+Nothing of the live state is touched before both are known to fit and every byte is verified, and nothing is
+unpickled outside an allow list.
 """
 
 from __future__ import annotations
@@ -11,18 +12,17 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint._traverse import set_element
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import set_model_state_dict
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from resumable_training.checkpoint import optimizers, verify
-from resumable_training.checkpoint.errors import StateMismatch
-from resumable_training.checkpoint.files import SafeLoadPlanner, StoreReader, single_process_is_fine
+from resumable_training.checkpoint.blocks import Blocks
+from resumable_training.checkpoint.catalog import Catalog
+from resumable_training.checkpoint.errors import NoResumePoint, StateMismatch
 from resumable_training.checkpoint.marker import load_real
 from resumable_training.checkpoint.mismatch import Mismatch, Shape, compare
 from resumable_training.checkpoint.ranks import Ranks
-from resumable_training.checkpoint.save import storage_failure
+from resumable_training.checkpoint.read import NotWhole, Reader
 from resumable_training.checkpoint.state import (
     SHARED_KEY,
     STATEFUL_PREFIX,
@@ -36,8 +36,9 @@ from resumable_training.checkpoint.state import (
 )
 from resumable_training.checkpoint.store import Store
 from resumable_training.checkpoint.values import from_text, to_text
-from resumable_training.checkpoint.verify import DAMAGED, OK, Block, Inspection, Verdict
-from resumable_training.contract.manifest import Manifest
+from resumable_training.checkpoint.verify import DAMAGED, OK, Inspection
+from resumable_training.contract.manifest import BLOCK_BYTES, MARKER_FILE
+from resumable_training.contract.marker import DamagedMarker
 
 Warn = Callable[[str], None]
 
@@ -60,33 +61,47 @@ class Loaded:
     per_rank: dict[str, bytes] | None = None
 
 
-def verify_together(source: Source, ranks: Ranks) -> Inspection:
-    """Every byte is read once, by one of the ranks; all get the same verdict.
+def look(source: Source, ranks: Ranks) -> Inspection:
+    """Marker, manifest and sizes, by rank 0; the others look only where it sees damage.
 
-    A mismatch is proof only if every rank reads it: one bad machine must not orphan a checkpoint.
+    Raises:
+        NotWhole: damaged, or nobody can tell.
     """
     seen = ranks.first(lambda: _inspect(source))
     if seen.verdict.outcome == DAMAGED:
         again = ranks.agree(lambda: _inspect(source).verdict)
         if any(one.outcome != DAMAGED for one in again):
-            return Inspection(verify.cannot_tell(f"not every look at it shows this: {seen.verdict.reason}"))
-    if seen.verdict.outcome != OK or seen.manifest is None:
-        return seen
-    share = verify.blocks_of(seen.manifest, ranks.rank, ranks.world_size)
-    verdict = verify.worst(_compare(source, seen.manifest, ranks, share))
-    if verdict.block is not None:
-        again = _compare(source, seen.manifest, ranks, [verdict.block])
-        if any(one.outcome != DAMAGED for one in again):
-            verdict = verify.cannot_tell(f"two reads of it differ: {verdict.reason}")
-    return Inspection(verdict, seen.marker, seen.manifest)
+            raise NotWhole(verify.cannot_tell(f"not every look at it shows this: {seen.verdict.reason}"))
+    if seen.verdict.outcome != OK:
+        raise NotWhole(seen.verdict)
+    return seen
 
 
 def _inspect(source: Source) -> Inspection:
     return verify.inspect(source.store, source.name, foreign=source.foreign)
 
 
-def _compare(source: Source, manifest: Manifest, ranks: Ranks, blocks: list[Block]) -> list[Verdict]:
-    return ranks.agree(lambda: verify.verify_blocks(source.store, source.name, manifest, blocks))
+def _understood(source: Source, seen: Inspection) -> tuple[Metadata, Catalog]:
+    """What the marker says; the same on all ranks.
+
+    Raises:
+        NotWhole: it is damaged, or needs what the manifest does not vouch for.
+        NoResumePoint: it is what was written, by a torch that this one does not understand.
+    """
+    try:
+        metadata: Metadata = load_real(seen.marker)
+        catalog = Catalog(metadata)
+    except DamagedMarker as error:
+        if seen.manifest is None:
+            raise NotWhole(verify.damaged(f"{MARKER_FILE}: {error}")) from error
+        raise NoResumePoint(
+            f"{source.label}: torch {seen.manifest.torch_version} wrote its {MARKER_FILE}, and torch"
+            f" {torch.__version__} can't read it: {error}"
+        ) from error
+    unvouched = catalog.unvouched(seen.manifest) if seen.manifest else ""
+    if unvouched:
+        raise NotWhole(verify.damaged(unvouched))
+    return metadata, catalog
 
 
 class Loader:
@@ -95,41 +110,34 @@ class Loader:
     def __init__(
         self, source: Source, seen: Inspection, state: TrainingState, ranks: Ranks, warn: Warn
     ) -> None:
+        """Raises NotWhole or NoResumePoint for a marker that can't be followed."""
+        metadata, catalog = _understood(source, seen)
+        blocks = (
+            verify.blocks_of(seen.manifest) if seen.manifest else Blocks(catalog.needed_bytes(), BLOCK_BYTES)
+        )
         self._source = source
-        self._manifest = seen.manifest
-        self._metadata: Metadata = load_real(seen.marker)
+        self._reader = Reader(source.store, source.name, catalog, blocks, ranks)
         self._state = state
         self._ranks = ranks
         self._warn = warn
-        self._saved: dict[str, Any] = dict(self._metadata.state_dict_metadata)
-        paths = self._metadata.planner_data or {}
+        self._saved: dict[str, Any] = dict(metadata.state_dict_metadata)
+        paths = metadata.planner_data or {}
         self._paths = {key: tuple(paths.get(key, tuple(key.split(".")))) for key in self._saved}
 
     def load(self) -> Loaded:
-        """Raises StateMismatch before anything is changed, StorageUnavailable when the store fails."""
-        first = self._read(self._template_of(self._first_keys()))
+        """Load everything.
+
+        Raises:
+            StateMismatch: before anything is changed.
+            NotWhole: damaged, or nobody can tell; nothing is changed.
+        """
+        first = self._reader.read(self._template_of(self._first_keys()))
         shared = from_text(tensor_bytes(first[SHARED_KEY])) if SHARED_KEY in first else {}
         self._ranks.together(lambda: self._compare(first, shared))
         template = self._ranks.together(lambda: self._templates(first))
-        values = self._read(template)
+        values = self._reader.read(template, last=True)
         self._ranks.together(lambda: self._apply(values, first))
         return Loaded(shared, self._own_values(first))
-
-    def _read(self, template: dict[str, Any]) -> dict[str, Any]:
-        reader = StoreReader(self._source.store, self._source.name, self._metadata, self._manifest)
-        group = self._ranks.group
-        try:
-            with single_process_is_fine():
-                dcp_load(
-                    template,
-                    storage_reader=reader,
-                    planner=SafeLoadPlanner(),
-                    process_group=group,
-                    no_dist=group is None,
-                )
-        except CheckpointException as error:
-            raise storage_failure(error, f"loading {self._source.label}") from error
-        return template
 
     def _template_of(self, keys: list[str]) -> dict[str, Any]:
         """Places for saved values: a tensor on the CPU, or None for what is no tensor."""

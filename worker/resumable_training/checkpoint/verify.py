@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import xxhash
 
+from resumable_training.checkpoint.blocks import Blocks, Place, in_order
 from resumable_training.checkpoint.documents import DamagedDocument, unseal
 from resumable_training.checkpoint.errors import CheckpointError, StoreNotFound
 from resumable_training.checkpoint.store import Store
@@ -29,7 +30,7 @@ OK = "ok"
 DAMAGED = "damaged"
 CANNOT_TELL = "cannot_tell"
 
-Block = tuple[str, int]  # file, number of the block in it
+Block = tuple[str, int]  # file, first byte of the block in it
 
 
 @dataclass(frozen=True)
@@ -131,10 +132,24 @@ def _inspect(store: Store, name: str, foreign: bool) -> Inspection:
         return Inspection(damaged(f"{MANIFEST_FILE}: {error}"), marker)
     if manifest.algorithm != HASH_ALGORITHM:
         return Inspection(cannot_tell(f"unknown hash algorithm {manifest.algorithm}"), marker, manifest)
+    contradiction = _contradiction(manifest)
+    if contradiction:
+        return Inspection(damaged(f"{MANIFEST_FILE}: {contradiction}"), marker, manifest)
     if manifest.files.get(MARKER_FILE) != hash_bytes(marker, manifest.block_bytes):
         return Inspection(damaged(f"{MARKER_FILE} is not the one that was committed"), marker, manifest)
     sizes = {file: entry.bytes for file, entry in manifest.files.items()}
     return Inspection(_verify_sizes(store, name, sizes, exact=True), marker, manifest)
+
+
+def _contradiction(manifest: Manifest) -> str:
+    """What in a manifest can't be true, whoever has sealed it; or ""."""
+    if manifest.block_bytes <= 0:
+        return f"blocks of {manifest.block_bytes} bytes"
+    for file, entry in sorted(manifest.files.items()):
+        blocks = -(-entry.bytes // manifest.block_bytes)
+        if entry.bytes < 0 or len(entry.blocks) != blocks:
+            return f"{len(entry.blocks)} hashes for the {blocks} blocks of {file}"
+    return ""
 
 
 def _verify_structure(store: Store, name: str, data: bytes) -> Verdict:
@@ -155,7 +170,11 @@ def structure_problem(marker: Marker) -> Verdict | None:
 
 
 def _verify_sizes(store: Store, name: str, sizes: dict[str, int], *, exact: bool) -> Verdict:
+    """One listing for all. What it lacks or has in another size is asked for by itself: it may be old."""
+    listed = {entry.name: entry.bytes for entry in store.entries(name) if not entry.is_directory}
     for file, wanted in sorted(sizes.items()):
+        if listed.get(file, -1) == wanted or (not exact and listed.get(file, -1) > wanted):
+            continue
         found = _size_patiently(store, f"{name}/{file}")
         if found is None:
             return damaged(f"{file} is missing")
@@ -193,47 +212,53 @@ def _tries(seconds: float) -> Iterator[None]:
         yield
 
 
-def blocks_of(manifest: Manifest, index: int = 0, count: int = 1) -> list[Block]:
-    """Every ``count``-th block of a checkpoint from ``index`` on, so that ranks can split the work."""
-    files = sorted(manifest.files.items())
-    return [(file, number) for file, entry in files for number in range(len(entry.blocks))][index::count]
+def blocks_of(manifest: Manifest) -> Blocks:
+    """The blocks of all files that a manifest vouches for, but for the marker, which ``inspect`` compares."""
+    files = {file: entry for file, entry in manifest.files.items() if file != MARKER_FILE}
+    return Blocks(
+        {file: entry.bytes for file, entry in files.items()},
+        manifest.block_bytes,
+        {file: entry.blocks for file, entry in files.items()},
+    )
 
 
-def verify_blocks(store: Store, name: str, manifest: Manifest, blocks: Iterable[Block]) -> Verdict:
-    """Read these blocks and compare each with the manifest; stops at the first that differs."""
+def read_block(store: Store, name: str, place: Place) -> tuple[bytes, Verdict]:
+    """One block of a checkpoint, and whether it is what was written."""
     try:
-        for file, number in blocks:
-            at = number * manifest.block_bytes
-            data = store.read(f"{name}/{file}", at, manifest.block_bytes)
-            entry = manifest.files[file]
-            if len(data) != min(manifest.block_bytes, entry.bytes - at):  # its size was right a moment ago
-                return cannot_tell(f"{file}: {len(data)} bytes came from {at} on")
-            if xxhash.xxh3_128_hexdigest(data) != entry.blocks[number]:
-                reason = f"{file}: the {len(data)} bytes from {at} on are not those that were written"
-                return Verdict(DAMAGED, reason, (file, number))
+        data = store.read(f"{name}/{place.file}", place.at, place.length)
     except CheckpointError as error:  # also a file that this machine does not see: others may
-        return cannot_tell(error)
-    return Verdict(OK)
+        return b"", cannot_tell(error)
+    if len(data) != place.length:  # its size was right a moment ago
+        return b"", cannot_tell(f"{place.file}: {len(data)} bytes came from {place.at} on")
+    if place.hash and xxhash.xxh3_128_hexdigest(data) != place.hash:
+        reason = f"{place.file}: the {len(data)} bytes from {place.at} on are not those that were written"
+        return b"", Verdict(DAMAGED, reason, (place.file, place.at))
+    return data, Verdict(OK)
 
 
 def verify_whole_files(store: Store, name: str, manifest: Manifest) -> Verdict:
     """Compare the hash of each file in one pass, as an auditor with another tool would."""
+    sizes = {file: entry.bytes for file, entry in manifest.files.items()}
+
+    def read(place: Place) -> bytes:
+        return store.read(f"{name}/{place.file}", place.at, place.length)
+
+    hashers = {file: BlockHasher(manifest.block_bytes) for file in sizes}
     try:
-        for file, wanted in sorted(manifest.files.items()):
-            hasher = BlockHasher(manifest.block_bytes)
-            with store.open_read(f"{name}/{file}") as stream:
-                while data := stream.read(manifest.block_bytes):
-                    hasher.update(data)
-            if (found := hasher.entry()) != wanted:
-                return damaged(_difference(file, wanted, found, manifest.block_bytes))
+        for place, data in in_order(read, Blocks(sizes, manifest.block_bytes).places):
+            hashers[place.file].update(data)
     except StoreNotFound as error:
         return damaged(str(error))
     except CheckpointError as error:
         return cannot_tell(error)
+    for file, wanted in sorted(manifest.files.items()):
+        if (found := hashers[file].entry()) != wanted:
+            return damaged(difference(file, wanted, found, manifest.block_bytes))
     return Verdict(OK)
 
 
-def _difference(file: str, wanted: FileEntry, found: FileEntry, block_bytes: int) -> str:
+def difference(file: str, wanted: FileEntry, found: FileEntry, block_bytes: int) -> str:
+    """How a file is not what the manifest says, and where."""
     if wanted.bytes != found.bytes:
         return f"{file} has {found.bytes} bytes, not {wanted.bytes}"
     pairs = enumerate(zip(wanted.blocks, found.blocks, strict=False))

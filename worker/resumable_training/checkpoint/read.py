@@ -1,0 +1,260 @@
+"""Read a checkpoint once, by all ranks together, and verify it in the same pass.
+
+Every block that somebody needs is read by exactly one rank, compared with the manifest, and kept until all
+ranks have found theirs right. Only then are bytes handed on, and written where they belong: a rank holds its
+own share of the checkpoint beside its state, and a few pieces in flight.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from resumable_training.checkpoint import share, verify
+from resumable_training.checkpoint.blocks import Blocks, Place, in_parallel
+from resumable_training.checkpoint.catalog import Catalog, Item
+from resumable_training.checkpoint.errors import NotPlain
+from resumable_training.checkpoint.exchange import exchange
+from resumable_training.checkpoint.heads import NotPlain as NoHead
+from resumable_training.checkpoint.heads import parse_head
+from resumable_training.checkpoint.landing import WHOLE, Landing, landings
+from resumable_training.checkpoint.ranks import Ranks
+from resumable_training.checkpoint.share import NOBODY, Numbers
+from resumable_training.checkpoint.store import Store
+from resumable_training.checkpoint.verify import DAMAGED, OK, Verdict
+
+
+class NotWhole(Exception):
+    """What was read is not what was written, or nobody can tell; the same verdict on all ranks."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.reason)
+        self.verdict = verdict
+
+
+@dataclass
+class _Share:
+    """What one rank tells the others after reading."""
+
+    verdict: Verdict = field(default_factory=lambda: Verdict(OK))
+    begins: dict[int, int] = field(default_factory=dict)  # item -> where its values begin in it, or WHOLE
+    problems: dict[int, str] = field(default_factory=dict)  # item -> why it can't be read
+
+
+class Reader:
+    """Reads from one checkpoint. All ranks call each method, with templates of their own."""
+
+    def __init__(self, store: Store, name: str, catalog: Catalog, blocks: Blocks, ranks: Ranks) -> None:
+        self._store = store
+        self._name = name
+        self._catalog = catalog
+        self._blocks = blocks
+        self._ranks = ranks
+        self._sizes = np.array([place.length for place in blocks.places], dtype=np.int64)
+        self._owners: Numbers = np.full(len(blocks), NOBODY, dtype=np.int64)
+        self._staged: dict[int, bytes] = {}  # this rank's blocks, verified
+        self._held = np.zeros(len(blocks), dtype=np.bool_)  # blocks that their owners have staged
+        self._begins: dict[int, int] = {}
+        self._problems: dict[int, str] = {}
+        self._beginning: dict[int, list[int]] = {}  # block -> tensors' pieces that begin in it
+        for number, item in enumerate(catalog.items):
+            if item.values_bytes:
+                block = blocks.numbers(item.file, item.offset, item.offset + 1)[0]
+                self._beginning.setdefault(block, []).append(number)
+
+    def read(
+        self, template: Mapping[str, torch.Tensor | None], *, last: bool = False, trusted: bool = False
+    ) -> dict[str, Any]:
+        """Fill tensors in place (a sharded one: this rank's part); None stands for a pickled value.
+
+        Nothing is written before all ranks have all that they need, verified. ``last``: nothing is read
+        afterwards, so what nobody needed is verified too, and nothing is kept. ``trusted``: pickled values
+        may be objects of any class.
+
+        Raises:
+            NotWhole: damaged, or nobody can tell.
+            NotPlain: a value can't be read without running what it says.
+        """
+        wanted = self._ranks.together(lambda: self._landings(template, trusted))
+        self._stage(wanted, everything=last)
+        self._ranks.together(lambda: self._settle(wanted))
+        self._deliver(wanted, keep=not last)
+        values: dict[str, Any] = dict(template)
+        values.update({one.item.key: one.value for one in wanted if template[one.item.key] is None})
+        return values
+
+    def _landings(self, template: Mapping[str, torch.Tensor | None], trusted: bool) -> list[Landing]:
+        return [
+            one
+            for key, place in template.items()
+            for one in landings(self._catalog, key, place, trusted=trusted)
+        ]
+
+    # Read and verify --------------------------------------------------------------------------------------
+
+    def _stage(self, wanted: Sequence[Landing], *, everything: bool) -> None:
+        flags = self._gather_flags(wanted)
+        vouched = any(place.hash for place in self._blocks.places)
+        owners = share.assign(flags, self._sizes, self._owners, everything=everything and vouched)
+        new = np.flatnonzero((owners == self._ranks.rank) & (self._owners == NOBODY)).tolist()
+        self._owners = owners
+        needed: share.Flags = np.logical_or.reduce(flags)
+        self._held |= needed
+        shares = self._ranks.agree(lambda: self._read_share(new, needed))
+        verdict = self._agreed(verify.worst(one.verdict for one in shares))
+        if verdict.outcome != OK:
+            raise NotWhole(verdict)
+        for one in shares:
+            self._begins.update(one.begins)
+            self._problems.update(one.problems)
+
+    def _gather_flags(self, wanted: Iterable[Landing]) -> share.Flags:
+        mine = np.zeros(len(self._blocks), dtype=np.bool_)
+        for one in wanted:
+            numbers = self._blocks.numbers(one.item.file, *one.rough)
+            mine[numbers.start : numbers.stop] = True
+        packed = self._ranks.gather(np.packbits(mine).tobytes())
+        rows = [np.unpackbits(np.frombuffer(row, np.uint8), count=len(mine)) for row in packed]
+        return np.array(rows, dtype=np.bool_).reshape(len(packed), len(mine))
+
+    def _read_share(self, new: list[int], needed: share.Flags) -> _Share:
+        """Read this rank's blocks; stops at the first that is not right."""
+
+        def read(number: int) -> tuple[bytes, Verdict]:
+            return verify.read_block(self._store, self._name, self._blocks.places[number])
+
+        for number, (data, verdict) in in_parallel(read, new, f"{self._store.location}/{self._name}"):
+            if verdict.outcome != OK:
+                return _Share(verdict)
+            if needed[number]:
+                self._staged[number] = data
+        result = _Share()
+        for number in new:
+            for item in self._beginning.get(number, ()) if needed[number] else ():
+                self._look_into(item, result)
+        return result
+
+    def _look_into(self, number: int, result: _Share) -> None:
+        item = self._catalog.items[number]
+        try:
+            head = parse_head(self._begin_of(item))
+        except NoHead as error:
+            result.problems[number] = str(error)
+            return
+        assert item.box is not None
+        if (head.shape, head.dtype) != (item.box.sizes, item.dtype):
+            told = f"{item.dtype} {list(item.box.sizes)}"
+            result.problems[number] = f"the marker says {told}, the item {head.dtype} {list(head.shape)}"
+        elif head.in_rows and head.at + item.values_bytes <= item.length:
+            result.begins[number] = head.at
+        else:
+            result.begins[number] = WHOLE
+
+    def _begin_of(self, item: Item) -> bytes:
+        """The bytes before an item's values, and as many behind; they may reach into another's block."""
+        start, stop = item.offset, item.offset + item.around_bytes
+        numbers = self._blocks.numbers(item.file, start, stop)
+        if all(number in self._staged for number in numbers):
+            parts = [self._cut(number, start, stop) for number in numbers]
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+        return self._store.read(f"{self._name}/{item.file}", start, stop - start)
+
+    def _cut(self, number: int, start: int, stop: int) -> bytes:
+        at = self._blocks.places[number].at
+        return self._staged[number][max(0, start - at) : stop - at]
+
+    def _agreed(self, verdict: Verdict) -> Verdict:
+        """A mismatch is proof only if every rank reads it: one bad machine must not orphan a checkpoint."""
+        if verdict.block is None:
+            return verdict
+        place = next(place for place in self._blocks.places if (place.file, place.at) == verdict.block)
+        again = self._ranks.agree(lambda: verify.read_block(self._store, self._name, place)[1])
+        if any(one.outcome != DAMAGED for one in again):
+            return verify.cannot_tell(f"two reads of it differ: {verdict.reason}")
+        return verdict
+
+    # Hand on and write -----------------------------------------------------------------------------------
+
+    def _settle(self, wanted: Iterable[Landing]) -> None:
+        problems = []
+        for one in wanted:
+            if one.number in self._problems:
+                problems.append(f"{one.item.describe()}: {self._problems[one.number]}")
+            elif one.number in self._begins:
+                one.settle(self._begins[one.number])
+                numbers = self._blocks.numbers(one.item.file, one.start, one.stop)
+                if not self._held[numbers.start : numbers.stop].all():
+                    problems.append(
+                        f"{one.item.describe()}: its values do not lie row by row, and no rank needs"
+                        " all of it"
+                    )
+        if problems:
+            raise NotPlain(f"not stored as ordinary tensors: {'; '.join(problems)}")
+
+    def _deliver(self, wanted: Sequence[Landing], *, keep: bool) -> None:
+        by_block = self._by_block(wanted)
+        needs = self._ranks.gather(share.rows([*self._needs(by_block)]))
+        plan = share.transfers(self._owners, needs)
+        taker = _Taker(self._blocks.places, by_block)
+        to_give = Counter(one.block for one in plan if one.owner == self._ranks.rank)
+
+        def done(block: int) -> None:
+            to_give[block] -= 1
+            if not keep and not to_give[block]:
+                self._staged.pop(block, None)
+
+        for block in sorted(self._staged):
+            taker.take(block, 0, self._tensor(block))
+            if not keep and not to_give[block]:
+                del self._staged[block]
+        exchange(plan, self._ranks, self._tensor, taker.take, done)
+        self._ranks.together(taker.check)
+
+    def _by_block(self, wanted: Iterable[Landing]) -> dict[int, list[Landing]]:
+        by_block: dict[int, list[Landing]] = {}
+        for one in wanted:
+            for number in self._blocks.numbers(one.item.file, one.start, one.stop):
+                by_block.setdefault(number, []).append(one)
+        return by_block
+
+    def _needs(self, by_block: Mapping[int, list[Landing]]) -> Iterable[tuple[int, int, int]]:
+        """What this rank needs of blocks that others have: (block, first byte in it, last byte + 1)."""
+        for number, here in by_block.items():
+            if self._owners[number] == self._ranks.rank:
+                continue
+            place = self._blocks.places[number]
+            start = min(max(one.start - place.at, 0) for one in here)
+            stop = max(min(one.stop - place.at, place.length) for one in here)
+            yield number, start, stop
+
+    def _tensor(self, block: int) -> torch.Tensor:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            return torch.frombuffer(self._staged[block], dtype=torch.uint8)  # only read from
+
+
+class _Taker:
+    """Writes what comes; its error waits until the exchange is over, as others wait for this rank in it."""
+
+    def __init__(self, places: Sequence[Place], by_block: Mapping[int, list[Landing]]) -> None:
+        self._places = places
+        self._by_block = by_block
+        self._error: Exception | None = None
+
+    def take(self, block: int, start: int, data: torch.Tensor) -> None:
+        at = self._places[block].at + start
+        try:
+            for one in self._by_block.get(block, ()) if self._error is None else ():
+                one.put(at, data)
+        except Exception as error:  # noqa: BLE001  raised in ``check``, on all ranks
+            self._error = error
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
