@@ -26,8 +26,8 @@ class Store:
         (root / RECORDS_DIRECTORY).mkdir(parents=True)
         (root / "store.json").write_bytes(seal(StoreIdentity("s-1", "local/train")))
 
-    def record(self, seq: int, parent: str | None = None) -> None:
-        record = Record(seq=seq, job_uid="u-1", attempt=seq, parent=parent)
+    def record(self, seq: int, parent: str | None = None, requested: str | None = None) -> None:
+        record = Record(seq=seq, job_uid="u-1", attempt=seq, parent=parent, requested=requested)
         (self.root / RECORDS_DIRECTORY / record_name(seq)).write_bytes(seal(record))
 
     def save(self, step: int, record: int, complete: bool = True) -> Path:

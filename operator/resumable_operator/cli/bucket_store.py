@@ -6,22 +6,13 @@ Credentials and endpoint come from the environment, as they do for the job that 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from resumable_operator.cli.directory_store import (
-    Target,
-    all_targets,
-    chosen,
-    listing_of,
-    one_target,
-    store_errors,
-    verify_all,
-)
-from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.cli.directory_store import keeping_of
 from resumable_operator.cli.rundir import RunDir, is_run
-from resumable_operator.cli.source import Checked, Listing
+from resumable_operator.cli.store_source import Keeping, Opened, StoreSource, store_errors
 from resumable_operator.decide.assign import store_root
 from resumable_training.checkpoint.store import Store
 from resumable_training.checkpoint.stores import open_checkpoint, open_store
@@ -30,41 +21,37 @@ from resumable_training.contract.manifest import MARKER_FILE, parse_checkpoint_n
 PREFIX = "AWS_"  # of the variables that an S3 client reads
 
 
-class BucketStore:
-    """``source.CheckpointSource`` of an URL.
+class BucketStore(StoreSource):
+    """Of an URL.
 
     Args:
         environment: variables that the job sets for itself, above those of this process.
+        keeping: what the job keeps, where it is known.
     """
 
-    def __init__(self, url: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, url: str, environment: Mapping[str, str] | None = None, keeping: Keeping | None = None
+    ) -> None:
         self._url = url
         self._environment = environment or {}
+        self._keeping = keeping or Keeping()
 
     @property
     def title(self) -> str:
         return self._url
 
-    def listing(self) -> Listing:
+    @contextmanager
+    def opened(self) -> Iterator[Opened]:
         with _environment(self._environment), store_errors():
             store = open_store(self._url)
             if store.size(MARKER_FILE) is not None:
-                raise UsageProblem(
-                    f"{self._url} is one checkpoint: give what holds it, {self._url.rpartition('/')[0]}"
-                )
-            return listing_of(store, lambda: foreign_prefixes(store))
+                above, name = open_checkpoint(self._url)
+                yield Opened(above, list, name)
+            else:
+                yield Opened(store, lambda: foreign_prefixes(store))
 
-    def verify(self, step: int | None, tell: Callable[[Checked], None]) -> list[Checked]:
-        with _environment(self._environment):
-            return verify_all(lambda: self._targets(step), tell)
-
-    def _targets(self, step: int | None) -> list[Target]:
-        store = open_store(self._url)
-        if store.size(MARKER_FILE) is not None:
-            found = [one_target(*open_checkpoint(self._url))]
-        else:
-            found = all_targets(store, foreign_prefixes(store))
-        return chosen(found, step, self._url)
+    def keeping(self) -> Keeping:
+        return self._keeping
 
 
 def foreign_prefixes(store: Store) -> list[str]:
@@ -88,7 +75,7 @@ def bucket_of_run(directory: Path) -> BucketStore | None:
     own = spec.worker_container().get("env") or ()
     given = {str(entry.get("name")): str(entry.get("value") or "") for entry in own}
     environment = {name: value for name, value in given.items() if name.startswith(PREFIX)}
-    return BucketStore(store_root(spec.checkpoint), environment)
+    return BucketStore(store_root(spec.checkpoint), environment, keeping_of(spec))
 
 
 @contextmanager

@@ -1,59 +1,34 @@
-"""``rtj checkpoints list`` and ``verify``: what a store holds and whether to trust it. Needs no torch."""
+"""``rtj checkpoints``: what a store holds, whether to trust it, and what people do with it. Needs no torch.
+
+A file for each kind of command beside this one; only ``export`` loads torch, when it is called.
+"""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable
-
 import click
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from resumable_operator.cli import exitcodes
-from resumable_operator.cli.output import make_console
-from resumable_operator.cli.place import Place, PlacedCommand, by_kubectl, checkpoints_at, cluster_options
-from resumable_operator.cli.source import Checked, Listing
-from resumable_operator.cli.units import byte_size, duration
-from resumable_training.checkpoint.listing import CheckpointInfo
-from resumable_training.checkpoint.verify import DAMAGED, OK
+from resumable_operator.cli.checkpoints_list import list_command, verify_command
+from resumable_operator.cli.checkpoints_pins import pin_command, pins_command, unpin_command
+from resumable_operator.cli.checkpoints_prune import prune_command
+from resumable_operator.cli.checkpoints_rollback import rollback_command
+from resumable_operator.cli.checkpoints_show import show_command
+from resumable_operator.cli.place import by_kubectl
 
-WIDE = 80
-_NUMBERS = ("step", "attempt", "samples", "ranks", "size", "age")
-
-
-def _common(command: Callable[..., None]) -> Callable[..., None]:
-    """What both commands take."""
-    for decorate in (
-        cluster_options,
-        click.option("--image", help="In a cluster: image of the pod that reads. Default: the operator's."),
-        click.option(
-            "--time-limit",
-            type=click.FloatRange(min=1, max=30 * 86400),
-            help="In a cluster: seconds for the pod that reads. Default: 3600.",
-        ),
-        click.option("--json", "as_json", is_flag=True, help="Print a JSON list."),
-        click.argument("directory", metavar="DIR|URL|JOB"),
-    ):
-        command = decorate(command)
-    return command
-
-
-LIST_CLUSTER_HELP = """List what the store of JOB holds, newest first, and why one is no resume point.
-
-Reads names, sizes and manifests, not the shards: `verify` does that.
-"""
-VERIFY_CLUSTER_HELP = """Read every byte of the complete checkpoints of JOB and compare it with the manifests.
-
-Of another program's checkpoints, which have no manifest, only the structure can be checked. Exits with 0 when
-all are whole, with 1 when one is proved damaged, with 6 when a store error left it open.
+_EXAMPLES = """\b
+Examples:
+  rtj checkpoints list runs/gpt                          what can be resumed from, and why not
+  rtj checkpoints verify s3://models/gpt --step 1200     read every byte
+  rtj checkpoints show runs/gpt --step 1200              keys, shapes, types, sizes
+  rtj checkpoints rollback runs/gpt --to 1000            go on from an older one
+  rtj checkpoints prune runs/gpt --keep 2 --yes          make room
 """
 
 
 class CheckpointsGroup(click.Group):
-    """Its help, too, depends on how it was called."""
+    """Its help, too, depends on how it was called; its commands are listed as they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if not by_kubectl(ctx):
@@ -61,142 +36,36 @@ class CheckpointsGroup(click.Group):
             return
         formatter.write_paragraph()
         with formatter.indentation():
-            formatter.write_text("List and verify checkpoints of a job.")
+            formatter.write_text("List, verify and manage checkpoints of a job.")
             formatter.write_paragraph()
             formatter.write_text(
                 "A short pod with the operator's image reads the job's claim or bucket, and is deleted."
             )
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if not by_kubectl(ctx):
+            super().format_epilog(ctx, formatter)
 
-@click.group("checkpoints", cls=CheckpointsGroup)
+
+@click.group("checkpoints", cls=CheckpointsGroup, epilog=_EXAMPLES)
 def checkpoints_command() -> None:
-    """List and verify checkpoints.
+    """List, verify, show, pin and prune checkpoints; roll a job back.
 
     DIR is a checkpoint store, a run directory (`rtj run --dir DIR`), or a directory with PyTorch DCP
     checkpoints of another program; a store can also be s3://BUCKET/PREFIX, with credentials from the
-    environment (AWS_...). `verify` also takes one checkpoint. With -n, JOB is a job in a cluster: a short pod
-    with the operator's image reads its claim or bucket.
+    environment (AWS_...). Commands about one checkpoint also take its own path or URL. With -n, JOB is a job
+    in a cluster: a short pod with the operator's image reads its claim or bucket.
     """
 
 
-@checkpoints_command.command(
-    "list",
-    cls=PlacedCommand,
-    cluster_help=LIST_CLUSTER_HELP,
-    short_help="Say what a store holds and what can be resumed from.",
-)
-@_common
-def list_command(
-    directory: str, as_json: bool, image: str | None, time_limit: float | None, place: Place
-) -> None:
-    """List what DIR (or the store of JOB) holds, newest first, and why a checkpoint is no resume point.
-
-    Reads names, sizes and manifests, not the shards: `verify` does that.
-    """
-    with checkpoints_at(directory, place, image, time_limit) as store:
-        listing = store.listing()
-        if as_json:
-            click.echo(json.dumps(listing.plain(), indent=2))
-        else:
-            _print_list(listing, store.title, make_console())
-
-
-@checkpoints_command.command(
-    "verify",
-    cls=PlacedCommand,
-    cluster_help=VERIFY_CLUSTER_HELP,
-    short_help="Read every byte and compare it with the manifests.",
-)
-@_common
-@click.option("--step", type=click.IntRange(min=0), help="Only checkpoints of this step.")
-def verify_command(
-    directory: str,
-    step: int | None,
-    as_json: bool,
-    image: str | None,
-    time_limit: float | None,
-    place: Place,
-) -> None:
-    """Read every byte of the complete checkpoints in DIR (or of JOB) and compare it with the manifests.
-
-    Of another program's checkpoints, which have no manifest, only the structure can be checked: that the
-    marker parses and every shard it names is there and long enough. Exits with 0 when all are whole, with 1
-    when one is proved damaged, with 6 when a store error left it open.
-    """
-    console = make_console()
-
-    def tell(checked: Checked) -> None:
-        if not as_json:
-            console.print(_verdict_line(checked), soft_wrap=True)
-
-    with checkpoints_at(directory, place, image, time_limit) as store:
-        results = store.verify(step, tell)
-    if as_json:
-        click.echo(json.dumps([checked.plain() for checked in results], indent=2))
-    sys.exit(_exit_code(results))
-
-
-def _verdict_line(checked: Checked) -> Text:
-    verdict = checked.verdict
-    style = {OK: "green", DAMAGED: "bold red"}.get(verdict.outcome, "yellow")
-    word = verdict.outcome.replace("_", " ")
-    if verdict.outcome == OK and checked.foreign:
-        word = "ok (structure only: it has no manifest)"
-    line = Text.assemble(f"{checked.name}  ", (word, style))
-    return line + Text(f": {verdict.reason}" if verdict.reason else "")
-
-
-def _exit_code(results: list[Checked]) -> int:
-    outcomes = {checked.verdict.outcome for checked in results}
-    if DAMAGED in outcomes:
-        return exitcodes.CHECK_FAILED
-    return exitcodes.SUCCESS if outcomes == {OK} else exitcodes.INTERNAL
-
-
-def _print_list(listing: Listing, title: str, console: Console) -> None:
-    if not listing.ours and not listing.others:
-        console.print(f"{title} holds no checkpoints")
-        return
-    if listing.ours:
-        console.print(_table(listing.ours, console.width))
-    for name in listing.others:
-        line = Text(f"{name}  (another program's; `checkpoints verify` checks its structure)")
-        if name == listing.offered:
-            line.append("  next resume point", style="bold green")
-        console.print(line, soft_wrap=True)
-
-
-def _table(ours: tuple[CheckpointInfo, ...], width: int) -> Table:
-    """Name and state always; numbers where there is room for them."""
-    shown = _NUMBERS if width >= WIDE else ()
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("checkpoint", no_wrap=True)
-    for name in shown:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("state", overflow="fold")
-    newest = next((info.name for info in ours if info.resumable), None)
-    for info in ours:
-        numbers = _numbers(info)
-        table.add_row(info.name, *[numbers[name] for name in shown], _state(info, info.name == newest))
-    return table
-
-
-def _numbers(info: CheckpointInfo) -> dict[str, str]:
-    return {
-        "step": str(info.step),
-        "attempt": _known(info.attempt),
-        "samples": _known(info.samples),
-        "ranks": _known(info.world_size),
-        "size": byte_size(info.bytes),
-        "age": duration(info.age_seconds),
-    }
-
-
-def _known(value: int | None) -> str:
-    return "-" if value is None else str(value)
-
-
-def _state(info: CheckpointInfo, is_next: bool) -> Text:
-    word = info.why_not or ("next resume point" if is_next else "complete")
-    style = "bold green" if is_next else "" if info.resumable else "yellow"
-    return Text(word + (", pinned" if info.pinned else ""), style=style)
+for _command in (
+    list_command,
+    verify_command,
+    show_command,
+    rollback_command,
+    prune_command,
+    pin_command,
+    unpin_command,
+    pins_command,
+):
+    checkpoints_command.add_command(_command)

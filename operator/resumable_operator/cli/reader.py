@@ -8,7 +8,7 @@ import math
 import re
 import secrets
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from rich.text import Text
 
 from resumable_operator.cli import exitcodes
 from resumable_operator.cli.cluster_session import Session
+from resumable_operator.cli.directory_store import keeping_of
 from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.reader_pod import (
     CONTAINER,
@@ -31,7 +32,7 @@ from resumable_operator.cli.reader_pod import (
     reader_pod,
     standing,
 )
-from resumable_operator.cli.source import Checked, Listing
+from resumable_operator.cli.source import Checked, Held, Listing, Pruned
 from resumable_operator.cluster.kube_api import CLAIMS, EVENTS, PODS
 from resumable_operator.cluster.kube_errors import Call, Raw
 from resumable_operator.cluster.kube_objects import job_of
@@ -39,12 +40,13 @@ from resumable_operator.cluster.kube_pods import worker_of
 from resumable_operator.decide.assign import store_root
 from resumable_operator.decide.observation import Job
 from resumable_operator.errors import ClusterRefused, FatalError, ResumableError, RetryableError
+from resumable_training.checkpoint.content import Content
 from resumable_training.checkpoint.listing import CheckpointInfo
 from resumable_training.checkpoint.verify import Verdict
 from resumable_training.contract.labels import LABEL_MANAGED_BY, MANAGED_BY
 
 T = TypeVar("T")
-_LIST = re.compile(r"^\[\]?$", re.MULTILINE)
+_JSON = re.compile(r"^(\[\]?|\{)$", re.MULTILINE)
 POLL_SECONDS = 0.5
 START_SECONDS = 300.0  # until it must have begun to read
 EVENTS_AFTER_SECONDS = 5.0  # of waiting without a reason
@@ -72,8 +74,8 @@ class ReaderStore:
     """
 
     def __init__(self, session: Session, name: str, image: str | None, time_limit: float | None) -> None:
-        self._session = session
-        self._name = name
+        self.session = self._session = session
+        self.name = self._name = name
         self._image = image
         self._seconds = math.ceil(time_limit or TIME_LIMIT_SECONDS)
         self._title = f"the store of job {name}"
@@ -83,26 +85,62 @@ class ReaderStore:
         return self._title
 
     def listing(self) -> Listing:
-        items = self._read(["list", "--json"])
+        items = _objects(self._read(["list"]))
         ours = [item for item in items if not item.get("foreign")]
         others = [str(item["name"]) for item in items if item.get("foreign")]
         offered = next((str(item["name"]) for item in items if item.get("offered")), None)
         return Listing(tuple(_as(CheckpointInfo, item) for item in ours), tuple(others), offered)
 
-    def verify(self, step: int | None, tell: Callable[[Checked], None]) -> list[Checked]:
-        items = self._read(["verify", "--json", *([] if step is None else ["--step", str(step)])])
+    def verify(
+        self, step: int | None, tell: Callable[[Checked], None], jobs: int | None = None
+    ) -> list[Checked]:
+        options = [*([] if step is None else ["--step", str(step)]), *_option("--jobs", jobs)]
         results = []
-        for item in items:
+        for item in _objects(self._read(["verify", *options])):
             verdict = _as(Verdict, item)
             checked = Checked(str(item.get("name")), item.get("step"), bool(item.get("foreign")), verdict)
             tell(checked)
             results.append(checked)
         return results
 
-    def _read(self, arguments: list[str]) -> list[dict[str, Any]]:
-        return parsed(self._session.run(self._output(arguments)), self._title)
+    def show(self, which: str | None) -> Content:
+        return _as(Content, self._read(["show", *_option("--step", which)]))
 
-    async def _output(self, arguments: list[str]) -> Output:
+    def prune(
+        self, keep: int | None, act: bool, every: int | None = None, protect: Sequence[str] = ()
+    ) -> Pruned:
+        job = self._session.run(self._job())
+        keeping = keeping_of(job.spec)
+        options = _option("--keep", keep or keeping.keep_last)
+        options += _option("--keep-every-steps", every or keeping.keep_every_steps)
+        options += [word for name in (*keeping.protected, *protect) for word in ("--protect", name)]
+        return _as(Pruned, self._write(["prune", *options, *(["--yes"] if act else [])], writes=act))
+
+    def pin(self, which: str, holder: str, until: float) -> str:
+        options = [*_option("--until", f"@{until:.0f}"), *_option("--holder", holder)]
+        return str(_as(dict[str, str], self._write(["pin", *options], after=[which]))["checkpoint"])
+
+    def pins(self) -> list[Held]:
+        return [_as(Held, item) for item in _objects(self._read(["pins"]))]
+
+    def unpin(self, which: str | None, holder: str | None) -> list[Held]:
+        options = [*([] if which else ["--damaged"]), *(["--all"] if holder is None else [])]
+        answer = self._write(
+            ["unpin", *options, *_option("--holder", holder)], after=[which] if which else []
+        )
+        return [_as(Held, item) for item in _objects(answer)]
+
+    def _read(self, arguments: list[str]) -> Any:
+        return self._write(arguments, writes=False)
+
+    def _write(self, arguments: list[str], *, writes: bool = True, after: Sequence[str] = ()) -> Any:
+        """What ``rtj checkpoints ARGUMENTS --json STORE AFTER`` printed in the pod."""
+        return parsed(self._session.run(self._output(arguments, writes, after)), self._title)
+
+    async def _job(self) -> Job:
+        return job_of(await self._session.job(self._name))
+
+    async def _output(self, arguments: list[str], writes: bool, after: Sequence[str]) -> Output:
         obj = await self._session.job(self._name)
         job = job_of(obj)
         self._title = title_of(job)
@@ -110,8 +148,8 @@ class ReaderStore:
         model = await self._model(job, pods)
         node = await self._node(job, pods)
         name = f"{job.name}-reader-{secrets.token_hex(3)}"
-        root = store_root(job.spec.checkpoint)
-        body = reader_pod(job, name, [*arguments, root], model, node, self._seconds)
+        words = [*arguments, "--json", store_root(job.spec.checkpoint), *after]
+        body = reader_pod(job, name, words, model, node, self._seconds, writes=writes)
         with progress() as show:
             return await self._run(body, show)
 
@@ -257,14 +295,22 @@ def title_of(job: Job) -> str:
     raise UsageProblem(f"job {job.key} keeps its checkpoints in {where}: only claims and buckets can be read")
 
 
-def parsed(output: Output, title: str) -> list[dict[str, Any]]:
-    """The list that ``rtj checkpoints ... --json`` printed.
+def _option(name: str, value: object) -> list[str]:
+    return [] if value is None else [name, str(value)]
+
+
+def _objects(answer: Any) -> list[dict[str, Any]]:
+    return answer if isinstance(answer, list) else [answer]
+
+
+def parsed(output: Output, title: str) -> Any:
+    """The object, or the list of objects, that ``rtj checkpoints ... --json`` printed.
 
     Raises:
         UsageProblem, RetryableError, FatalError: as the reader's own exit code says, with its words.
     """
     if output.code in (exitcodes.SUCCESS, exitcodes.CHECK_FAILED, exitcodes.INTERNAL):
-        found = _json_list(output.text)
+        found = _json(output.text)
         if found is not None:
             return found
     lines = output.text.strip().splitlines() or ["the reader said nothing"]
@@ -278,19 +324,21 @@ def parsed(output: Output, title: str) -> list[dict[str, Any]]:
     raise FatalError(f"{text} (exit code {output.code})")
 
 
-def _json_list(text: str) -> list[dict[str, Any]] | None:
-    """The first list of objects that begins on a line of its own: a log has standard error in it, too."""
-    for line in _LIST.finditer(text):
+def _json(text: str) -> Any:
+    """The first JSON that begins on a line of its own: a log has standard error in it, too."""
+    for line in _JSON.finditer(text):
         try:
             found, _ = json.JSONDecoder().raw_decode(text[line.start() :])
         except ValueError:
             continue
-        if all(isinstance(item, dict) for item in found):
-            return list(found)
+        if found and all(isinstance(item, dict) for item in (found if isinstance(found, list) else [found])):
+            return found
+        if found == []:
+            return found
     return None
 
 
-def _as(kind: type[T], plain: dict[str, Any]) -> T:
+def _as(kind: type[T], plain: Any) -> T:
     """One of our dataclasses, of whichever version the reader was."""
     try:
         return TypeAdapter(kind).validate_python(plain)

@@ -87,19 +87,27 @@ def _who_writes(spec: Raw) -> Raw:
 
 
 def reader_pod(
-    job: Job, name: str, arguments: list[str], model: Model, node: str, time_limit_seconds: int
+    job: Job,
+    name: str,
+    arguments: list[str],
+    model: Model,
+    node: str,
+    time_limit_seconds: int,
+    *,
+    writes: bool = False,
 ) -> Raw:
     """The pod that runs ``rtj checkpoints ARGUMENTS`` on the job's claim, or its object storage.
 
     Args:
         node: it must run there, since the claim is mounted there; empty: anywhere.
+        writes: it is to delete or to pin, so the claim is mounted for writing.
     """
     claim = job.spec.checkpoint.persistent_volume_claim
     volumes: list[Raw] = []
     mounts: list[Raw] = []
     if claim is not None:
         volumes = [{"name": CHECKPOINT_VOLUME, "persistentVolumeClaim": {"claimName": claim.claim_name}}]
-        mounts = [{"name": CHECKPOINT_VOLUME, "mountPath": CHECKPOINT_DIRECTORY, "readOnly": True}]
+        mounts = [{"name": CHECKPOINT_VOLUME, "mountPath": CHECKPOINT_DIRECTORY, "readOnly": not writes}]
     owner = {key: value for key, value in owner_reference(job).items() if key in _OWNER}
     user = model.context.get("runAsUser")
     context = own_context(user)

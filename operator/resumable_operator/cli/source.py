@@ -6,13 +6,15 @@ view is built and rendered once. ``place`` says which is meant.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
 from resumable_operator.cli.report_model import Report
 from resumable_operator.cli.status_model import StatusView
+from resumable_training.checkpoint.content import Content
 from resumable_training.checkpoint.listing import CheckpointInfo
+from resumable_training.checkpoint.prune import Plan
 from resumable_training.checkpoint.verify import Verdict
 from resumable_training.contract.codec import to_plain
 
@@ -86,8 +88,31 @@ class Checked:
         }
 
 
+@dataclass(frozen=True)
+class Pruned:
+    """What pruning deletes. ``gone``: what it has deleted; ``acted`` False: it was only asked."""
+
+    plan: Plan
+    gone: tuple[str, ...] = ()
+    acted: bool = False
+
+
+@dataclass(frozen=True)
+class Held:
+    """A pin. The checkpoint is None where the pin can't be read: then it may hold any."""
+
+    file: str
+    checkpoint: str | None
+    holder: str | None
+    seconds: float | None  # it holds for so long; negative: it has expired
+    counts: bool
+
+
 class CheckpointSource(Protocol):
-    """One checkpoint store."""
+    """One checkpoint store. ``which``: a step on the chain, or the name of a complete checkpoint.
+
+    What is not there, or not usable as it was named, raises UsageProblem; it names what there is.
+    """
 
     @property
     def title(self) -> str:
@@ -96,12 +121,34 @@ class CheckpointSource(Protocol):
     def listing(self) -> Listing:
         """Names, sizes and manifests; no shard is read."""
 
-    def verify(self, step: int | None, tell: Callable[[Checked], None]) -> list[Checked]:
+    def verify(
+        self, step: int | None, tell: Callable[[Checked], None], jobs: int | None = None
+    ) -> list[Checked]:
         """Read every byte of the complete checkpoints (of one step), newest first.
 
         Args:
             tell: called with each as soon as it is known.
-
-        Raises:
-            UsageProblem: there is none.
+            jobs: so many files at a time; None: as many as seem good.
         """
+
+    def show(self, which: str | None) -> Content:
+        """What one checkpoint holds; None: the next resume point."""
+
+    def prune(
+        self, keep: int | None, act: bool, every: int | None = None, protect: Sequence[str] = ()
+    ) -> Pruned:
+        """Delete what retention would, or only say it.
+
+        Args:
+            keep: so many; with ``every`` multiples of so many steps; None: as the job does.
+            protect: steps or names that stay whatever the rules say.
+        """
+
+    def pin(self, which: str, holder: str, until: float) -> str:
+        """Hold a checkpoint until then (wall clock, seconds); its name."""
+
+    def pins(self) -> list[Held]:
+        """All pins."""
+
+    def unpin(self, which: str | None, holder: str | None) -> list[Held]:
+        """Give back pins of a checkpoint (of all holders: None); those that can't be read for None."""

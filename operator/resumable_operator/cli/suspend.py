@@ -56,15 +56,15 @@ def _change(job: str, place: Place, *, suspend: bool, wait: bool) -> None:
 
     name = job_name(job)
     with Session(place) as session:
-        stored, changed = session.run(_set(session, name, suspend))
+        stored, changed = session.run(set_suspend(session, name, suspend))
         click.echo(told(name, suspend, changed))
         if not wait and changed:
             click.echo(f"watch it: {_watch(name, session.namespace, place)}")
         if wait:
-            session.run(_await_suspended(session, name, stored))
+            session.run(await_suspended(session, name, stored))
 
 
-async def _set(session: Session, name: str, suspend: bool) -> tuple[Raw, bool]:
+async def set_suspend(session: Session, name: str, suspend: bool) -> tuple[Raw, bool]:
     """The job as it is stored then, and whether that was a change."""
     from resumable_operator.cluster.kube_api import JOBS
 
@@ -93,7 +93,7 @@ def _watch(name: str, namespace: str, place: Place) -> str:
     return shlex.join([*front, "status", name, *options, "--watch"])
 
 
-async def _await_suspended(session: Session, name: str, stored: Raw) -> None:
+async def await_suspended(session: Session, name: str, stored: Raw) -> None:
     """Until the operator says so of the spec as it is now. An API server that is away is waited for.
 
     Raises:

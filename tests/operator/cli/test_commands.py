@@ -15,7 +15,17 @@ CLUSTER = ("--context", "--kubeconfig", "--namespace/-n")
 READER = ("--image", "--time-limit")
 FROZEN: dict[str, list[str]] = {
     "checkpoints list": [*CLUSTER, *READER, "--json", "DIR|URL|JOB"],
-    "checkpoints verify": [*CLUSTER, *READER, "--json", "--step", "DIR|URL|JOB"],
+    "checkpoints pin": [*CLUSTER, *READER, "--holder", "--json", "--until", "DIR|URL|JOB", "STEP|NAME"],
+    "checkpoints pins": [*CLUSTER, *READER, "--json", "DIR|URL|JOB"],
+    "checkpoints prune": [
+        *(*CLUSTER, *READER, "--json", "--keep", "--keep-every-steps", "--protect", "--yes", "DIR|URL|JOB")
+    ],
+    "checkpoints rollback": [*CLUSTER, *READER, "--json", "--suspend", "--to", "--yes", "DIR|URL|JOB"],
+    "checkpoints show": [*CLUSTER, *READER, "--all", "--json", "--step", "DIR|URL|JOB"],
+    "checkpoints unpin": [
+        *(*CLUSTER, *READER, "--all", "--damaged", "--holder", "--json", "DIR|URL|JOB", "STEP|NAME")
+    ],
+    "checkpoints verify": [*CLUSTER, *READER, "--jobs", "--json", "--step", "DIR|URL|JOB"],
     "demo": ["--dir", "--steps", "--time-limit"],
     "fault": ["--back-after", "--grace", "--rank", "--scope", "--seconds", "--worker", "FAULT", "RUN"],
     "list": [*CLUSTER, "--all-namespaces/-A"],

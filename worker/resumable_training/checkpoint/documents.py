@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import xxhash
 
 from resumable_training.checkpoint.errors import StoreNotFound
+from resumable_training.checkpoint.many import at_once
 from resumable_training.checkpoint.store import Store
 from resumable_training.contract.codec import ContractError, from_plain, to_json, to_plain
 from resumable_training.contract.manifest import (
@@ -73,10 +74,9 @@ def read_records(store: Store, known: dict[int, Record] | None = None) -> dict[i
 
     ``known`` saves reading again: records never change.
     """
-    records: dict[int, Record | None] = {}
-    for seq in record_numbers(store):
-        records[seq] = known[seq] if known and seq in known else _read_record(store, seq)
-    return records
+    known = known or {}
+    numbers = record_numbers(store)
+    return dict(zip(numbers, at_once(lambda n: known.get(n) or _read_record(store, n), numbers), strict=True))
 
 
 def record_numbers(store: Store) -> list[int]:

@@ -1,4 +1,8 @@
-"""Look at a whole store. No torch."""
+"""Look at a whole store. No torch.
+
+Each checkpoint costs one or two requests, many at a time where a store answers late, so that ten thousand of
+them are listed in seconds.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from resumable_training.checkpoint.documents import (
     unseal,
 )
 from resumable_training.checkpoint.errors import StoreNotFound
+from resumable_training.checkpoint.many import at_once
 from resumable_training.checkpoint.store import Store
 from resumable_training.checkpoint.verify import OK, Verdict
 from resumable_training.contract.manifest import (
@@ -49,9 +54,14 @@ def survey(store: Store, known: dict[int, Record] | None = None) -> Survey:
         entry.name for entry in store.entries() if entry.is_directory and parse_checkpoint_name(entry.name)
     ]
     names.sort(key=lambda name: tuple(reversed(parse_checkpoint_name(name) or (0, 0))), reverse=True)
-    complete = tuple(name for name in names if store.size(f"{name}/{MARKER_FILE}") is not None)
-    incomplete = tuple(name for name in names if name not in set(complete))
+    marked = dict(zip(names, at_once(lambda name: _is_marked(store, name), names), strict=True))
+    complete = tuple(name for name in names if marked[name])
+    incomplete = tuple(name for name in names if not marked[name])
     return Survey(records, complete, incomplete, build_chain(records, complete))
+
+
+def _is_marked(store: Store, name: str) -> bool:
+    return store.size(f"{name}/{MARKER_FILE}") is not None
 
 
 @dataclass(frozen=True)
@@ -69,8 +79,9 @@ class CheckpointInfo:
     complete: bool
     on_chain: bool
     pinned: bool
-    verdict: Verdict | None  # None: its bytes were not verified
+    verdict: Verdict | None  # None: its bytes were not verified now
     why_not: str  # why it is no resume point; empty when it is one
+    verified_seconds: float | None = None  # ago, by an attempt that resumed from it; None: by none
 
     @property
     def resumable(self) -> bool:
@@ -89,7 +100,29 @@ def list_checkpoints(store: Store, now: float, *, verify_bytes: bool = False) ->
     except DamagedDocument:
         pins = set(seen.complete)  # as retention does: who can't be asked may hold any of them
     newest_first = sorted((*seen.complete, *seen.incomplete), key=_age, reverse=True)
-    return [_describe(store, name, seen, pins, now, verify_bytes) for name in newest_first]
+    look = _Look(store, seen, pins, _proofs(seen), now, verify_bytes)
+    return at_once(lambda name: _describe(name, look), newest_first)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What all lines have in common. ``proofs``: when each checkpoint was last found whole by a resume."""
+
+    store: Store
+    seen: Survey
+    pins: set[str]
+    proofs: dict[str, float]
+    now: float
+    verify_bytes: bool
+
+
+def _proofs(seen: Survey) -> dict[str, float]:
+    """An attempt appends its record after a verified load; a person who rolls back has looked at sizes."""
+    found: dict[str, float] = {}
+    for record in seen.records.values():
+        if record and record.parent and not record.by_hand:
+            found[record.parent] = max(record.created, found.get(record.parent, 0.0))
+    return found
 
 
 def _age(name: str) -> tuple[int, int]:
@@ -97,16 +130,19 @@ def _age(name: str) -> tuple[int, int]:
     return record, step
 
 
-def _describe(
-    store: Store, name: str, seen: Survey, pins: set[str], now: float, verify_bytes: bool
-) -> CheckpointInfo:
+def _describe(name: str, look: _Look) -> CheckpointInfo:
+    store, seen, now = look.store, look.seen, look.now
     step, seq = parse_checkpoint_name(name) or (0, 0)
     record = seen.records.get(seq)
-    manifest = _manifest(store, name)
-    entries = store.entries(name)
     complete, on_chain = name in seen.complete, seen.chain.contains(name)
-    verdict = verify.verify_checkpoint(store, name) if verify_bytes and complete else None
-    made = manifest.created if manifest else max((entry.modified for entry in entries), default=now)
+    manifest, size = _manifest(store, name) if complete else (None, 0)
+    verdict = verify.verify_checkpoint(store, name) if look.verify_bytes and complete else None
+    made = manifest.created if manifest else 0.0
+    if manifest is None:
+        entries = store.entries(name)
+        size = sum(entry.bytes for entry in entries if not entry.is_directory)
+        made = max((entry.modified for entry in entries), default=now)
+    proved = look.proofs.get(name)
     return CheckpointInfo(
         name=name,
         step=step,
@@ -114,30 +150,48 @@ def _describe(
         attempt=manifest.attempt if manifest else record.attempt if record else None,
         samples=manifest.samples if manifest else None,
         world_size=manifest.world_size if manifest else None,
-        bytes=sum(entry.bytes for entry in entries if not entry.is_directory),
+        bytes=size,
         age_seconds=max(0.0, now - made),
         complete=complete,
         on_chain=on_chain,
-        pinned=name in pins,
+        pinned=name in look.pins,
         verdict=verdict,
-        why_not=_why_not(complete, on_chain, manifest, verdict),
+        why_not=_why_not(name, seen, manifest, verdict),
+        verified_seconds=max(0.0, now - proved) if proved else None,
     )
 
 
-def _manifest(store: Store, name: str) -> Manifest | None:
+def _manifest(store: Store, name: str) -> tuple[Manifest | None, int]:
+    """And the bytes of all files. By the manifest: with many ranks a listing of each would take long."""
     try:
-        return unseal(Manifest, store.read(f"{name}/{MANIFEST_FILE}"))
+        data = store.read(f"{name}/{MANIFEST_FILE}")
+        manifest = unseal(Manifest, data)
     except (DamagedDocument, StoreNotFound):
-        return None
+        return None, 0
+    return manifest, len(data) + sum(entry.bytes for entry in manifest.files.values())
 
 
-def _why_not(complete: bool, on_chain: bool, manifest: Manifest | None, verdict: Verdict | None) -> str:
-    if not complete:
+def _why_not(name: str, seen: Survey, manifest: Manifest | None, verdict: Verdict | None) -> str:
+    if name in seen.incomplete:
         return "incomplete: it was never committed, or is being written or deleted"
-    if not on_chain:
-        return "off the chain: a newer attempt went on from an older checkpoint"
+    if not seen.chain.contains(name):
+        return f"off the chain: {_branched(name, seen)}"
     if manifest is None:
         return f"damaged: {MANIFEST_FILE} is missing or not what was written"
     if verdict and verdict.outcome != OK:
         return f"{verdict.outcome.replace('_', ' ')}: {verdict.reason}"
     return ""
+
+
+def _branched(name: str, seen: Survey) -> str:
+    """Which record went on from an older checkpoint."""
+    _, seq = parse_checkpoint_name(name) or (0, 0)
+    newer: Record | None = None
+    for number, last in seen.chain.reach:
+        if number == seq and newer is not None:
+            who = "a roll-back" if newer.by_hand else f"attempt {newer.attempt}"
+            return f"{who} went on from step {last} (record {newer.seq})"
+        newer = seen.records.get(number)
+    if seq > seen.chain.head:
+        return f"record {seq} is missing"
+    return "newer attempts went on from another branch"

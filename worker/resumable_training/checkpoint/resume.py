@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from resumable_training.checkpoint import wanted
+from resumable_training.checkpoint.errors import NoResumePoint
 from resumable_training.checkpoint.listing import Survey
 from resumable_training.contract.assignment import CheckpointConfig
 from resumable_training.contract.manifest import Record
@@ -31,6 +33,9 @@ def choose(
 
     ``attempt``: None where nobody numbers attempts over all starts of the job, so that no number is old.
     ``rejected``: proven damaged in this restore.
+
+    Raises:
+        NoResumePoint: ``resumeFrom`` is a step that is not on the chain.
     """
     newest = _newest_record(seen)
     if attempt is not None and newest and newest.job_uid == job_uid and newest.attempt > attempt:
@@ -38,12 +43,23 @@ def choose(
             SUPERSEDED, reason=f"attempt {newest.attempt} has record {newest.seq}; this is {attempt}"
         )
     if config.resume_from and not _applied(newest, config.resume_from, job_uid):
-        return Choice(DELIBERATE, config.resume_from, "resumeFrom")
+        return Choice(DELIBERATE, _meant(seen, config.resume_from), "resumeFrom")
     candidates = [*seen.resume_points, *([seen.chain.origin] if seen.chain.origin else [])]
     for name in candidates:
         if name not in rejected:
             return Choice(NEWEST, name, "newest on the chain")
     return _nothing(seen, config, newest, job_uid, bool(candidates))
+
+
+def _meant(seen: Survey, wish: str) -> str:
+    """A step becomes a name. A name is looked for later, patiently: it may be seen late here."""
+    text = wanted.without_serial(wish)
+    if not wanted.is_step(text):
+        return text
+    try:
+        return wanted.find(seen, text)
+    except NoResumePoint as error:
+        raise NoResumePoint(f"resumeFrom: {error}") from error
 
 
 def _newest_record(seen: Survey) -> Record | None:

@@ -34,19 +34,23 @@ def to_delete(
     keep = max(keep_last, LEAST_KEPT)
     doomed = {name for name in good[keep:] if not _kept_for_its_step(name, keep_every_steps)}
     if len(good) >= keep:
-        doomed |= _leftovers(chain, complete, incomplete, good)
+        doomed |= leftovers(chain, complete, incomplete)
     doomed -= set(pinned) | set(in_flight)
     return sorted(doomed, key=lambda name: tuple(reversed(_parsed(name))))
 
 
-def _leftovers(
-    chain: Chain, complete: Collection[str], incomplete: Collection[str], good: list[str]
+def leftovers(
+    chain: Chain, complete: Collection[str], incomplete: Collection[str], *, only_incomplete: bool = False
 ) -> set[str]:
+    """What nobody can resume from and no writer is at, since it is older than the newest good checkpoint."""
+    good = chain.newest_first(complete)
+    if not good:
+        return set()
     newest_step, newest_record = _parsed(good[0])
-    off_chain = {name for name in complete if not chain.contains(name)} | set(incomplete)
+    off_chain = set() if only_incomplete else {name for name in complete if not chain.contains(name)}
     return {
         name
-        for name in off_chain
+        for name in off_chain | set(incomplete)
         if parse_checkpoint_name(name)
         and _parsed(name)[1] <= chain.head
         and (_parsed(name)[1], _parsed(name)[0]) < (newest_record, newest_step)

@@ -97,6 +97,7 @@ class Record:
     deliberate: bool = False  # a rollback or resumeFrom by the user
     requested: Optional[str] = None  # resumeFrom in force; the same wish of a job is granted once
     created: float = 0.0
+    by_hand: bool = False  # of a person who rolled back: no attempt has verified the parent or trained yet
 
 
 @dataclass(frozen=True)

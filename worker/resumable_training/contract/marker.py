@@ -13,7 +13,7 @@ import math
 import pickle
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 _METADATA = "torch.distributed.checkpoint.metadata"
@@ -121,6 +121,7 @@ class Marker:
     shapes: dict[str, tuple[int, ...] | None]
     chunks: dict[str, tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]]  # key -> (offsets, sizes)...
     items: dict[tuple[str, tuple[int, ...] | None], Item]
+    dtypes: dict[str, str] = field(default_factory=dict)  # key -> "float32"; of tensors, where it is told
 
     def needed_bytes(self) -> dict[str, int]:
         """Shard file -> the size it must have at least."""
@@ -164,9 +165,10 @@ def parse_marker(data: bytes) -> Marker:
             if shapes[key] is not None
         }
         items = {_place(index): _item(info) for index, info in metadata.storage_data.items()}
+        dtypes = {key: _dtype(value) for key, value in described.items() if shapes[key] is not None}
     except (AttributeError, TypeError, ValueError, KeyError) as error:
         raise DamagedMarker(f"it lacks what a marker must say: {error}") from error
-    return Marker(shapes, chunks, items)
+    return Marker(shapes, chunks, items, dtypes)
 
 
 def _plain_name(file: str) -> bool:
@@ -179,6 +181,13 @@ def _place(index: Any) -> tuple[str, tuple[int, ...] | None]:
 
 def _item(info: Any) -> Item:
     return Item(str(info.relative_path), int(info.offset), int(info.length))
+
+
+def _dtype(described: Any) -> str:
+    """Name of a tensor's type; empty when this torch keeps it elsewhere."""
+    told = getattr(getattr(described, "properties", None), "state", None)
+    kind = told[0] if isinstance(told, tuple) and told else (told or {}).get("dtype")
+    return str(getattr(kind, "kind", "")).rpartition(".")[2]
 
 
 def _numbers(size: Any) -> tuple[int, ...] | None:

@@ -1,0 +1,216 @@
+"""``rtj checkpoints rollback``: let a job go on from an older checkpoint.
+
+In a store at hand a record is appended that says so (``resumable_training.checkpoint.rollback``). In a
+cluster ``spec.checkpoint.resumeFrom`` is set instead: it needs no way to write the store, it is where people
+and version control look for what a job was told, and the API server keeps who did it. The library then
+appends the same kind of record. Either way nothing trains meanwhile, and nothing is deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from resumable_operator.cli.checkpoints_common import store_options
+from resumable_operator.cli.directory_store import DirectoryStore
+from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.cli.place import Place, PlacedCommand, checkpoints_at
+from resumable_operator.cli.rundir import RunDir, is_run
+from resumable_operator.cli.source import Listing
+from resumable_operator.cli.store_source import StoreSource
+from resumable_operator.errors import RetryableError
+from resumable_training.checkpoint.errors import CheckpointUserError
+from resumable_training.checkpoint.rollback import RolledBack
+from resumable_training.checkpoint.wanted import find, made_again
+from resumable_training.contract.codec import to_plain
+
+if TYPE_CHECKING:  # it needs the extra; without it the command says so
+    from resumable_operator.cli.cluster_session import Session
+    from resumable_operator.cli.reader import ReaderStore
+
+Raw = dict[str, Any]
+POLL_SECONDS = 0.2
+SLACK_SECONDS = 30.0  # beyond the drain's window, for the run to end
+
+CLUSTER_HELP = """Let JOB go on from an older checkpoint, once.
+
+Sets spec.checkpoint.resumeFrom. The job must be suspended; --suspend suspends it first and lets it go on
+afterwards. Nothing is deleted: what was trained since stays until retention takes it.
+"""
+_EXAMPLES = """\b
+Examples:
+  rtj checkpoints rollback runs/gpt --to 1000
+  rtj checkpoints rollback runs/gpt --to step-00001800.7      an abandoned branch, by its full name
+  rtj checkpoints rollback gpt -n team-a --to 1000 --suspend  suspend, go back, go on
+"""
+
+
+@click.command(
+    "rollback",
+    cls=PlacedCommand,
+    cluster_help=CLUSTER_HELP,
+    epilog=_EXAMPLES,
+    short_help="Let a job go on from an older checkpoint.",
+)
+@store_options()
+@click.option("--to", "which", required=True, metavar="STEP|NAME",
+              help="A step on the chain, or the full name of any complete checkpoint.")  # fmt: skip
+@click.option("--suspend", is_flag=True, help="If the job trains, first let it commit and stop. In a cluster"
+              " it goes on afterwards.")  # fmt: skip
+@click.option("--yes", is_flag=True, help="Of a store alone nobody can see whether a job trains in it: say"
+              " that none does.")  # fmt: skip
+def rollback_command(
+    directory: str,
+    which: str,
+    suspend: bool,
+    yes: bool,
+    as_json: bool,
+    image: str | None,
+    time_limit: float | None,
+    place: Place,
+) -> None:
+    """Let a job go on from an older checkpoint, e.g. after its loss has diverged.
+
+    Nothing is deleted: the branch that is left stays until retention takes it, and going back to its newest
+    checkpoint by name undoes it. Refused while the job trains, and for a step that is no complete checkpoint
+    on the chain. In a cluster it sets spec.checkpoint.resumeFrom.
+    """
+    with checkpoints_at(directory, place, image, time_limit) as store:
+        if isinstance(store, StoreSource):
+            _require_idle(store, directory, suspend, yes)
+            done = store.roll_back(which)
+            click.echo(json.dumps(to_plain(done), indent=2) if as_json else _told(done, directory))
+            return
+        from resumable_operator.cli.reader import ReaderStore
+
+        assert isinstance(store, ReaderStore)
+        told = _in_cluster(store, which, suspend)
+        click.echo(json.dumps(told, indent=2) if as_json else _told_in_cluster(told, place))
+
+
+# ---- a store at hand ---------------------------------------------------------------------------------------
+
+
+def _require_idle(store: StoreSource, directory: str, suspend: bool, yes: bool) -> None:
+    """Raises UsageProblem while a job trains, or when that can't be seen."""
+    path = Path(directory)
+    if "://" not in directory and is_run(path):
+        run = RunDir(path)
+        status = run.status()
+        if status is not None and status.phase == "Succeeded":
+            raise UsageProblem(f"{path}: this job has finished; start another with resumeFrom")
+        owner = run.owner()
+        if owner is not None and not suspend:
+            raise UsageProblem(
+                f"{path}: `rtj run` (process {owner}) trains in it: stop it by Ctrl-C, or give --suspend"
+            )
+        if owner is not None:
+            _suspend(run, owner)
+        return
+    if suspend:
+        raise UsageProblem("--suspend is for run directories and jobs in a cluster: this is only a store")
+    if isinstance(store, DirectoryStore) and is_run(path.absolute().parent):
+        raise UsageProblem(f"{path} belongs to a run: give the run directory, {path.absolute().parent}")
+    if not yes:
+        raise UsageProblem(
+            f"of {store.title} alone nobody can see whether a job trains in it. Such a job would be ended at"
+            " its next save, and what it has done since its last one would be lost. If none trains, add --yes"
+        )
+
+
+def _suspend(run: RunDir, owner: int) -> None:
+    """As Ctrl-C does: commit and stop."""
+    click.echo(f"process {owner} drains: it commits a checkpoint and stops", err=True)
+    deadline = time.monotonic() + run.spec().recovery.drain_seconds + SLACK_SECONDS
+    os.kill(owner, signal.SIGTERM)
+    while run.owner() is not None:
+        if time.monotonic() > deadline:
+            raise RetryableError(f"process {owner} has not ended yet: nothing was changed")
+        time.sleep(POLL_SECONDS)
+
+
+def _told(done: RolledBack, directory: str) -> str:
+    if done.record is None:
+        return f"{done.checkpoint} is the next resume point already: nothing was changed"
+    lines = [f"the next attempt resumes {done.checkpoint}: step {done.step}, {done.samples} samples"]
+    if done.left:
+        undo = shlex.join(["rtj", "checkpoints", "rollback", directory, "--to", done.left[0]])
+        lines.append(f"left behind until retention takes them: {', '.join(done.left)}; `{undo}` undoes this")
+    return "\n".join(lines)
+
+
+# ---- a job in a cluster ------------------------------------------------------------------------------------
+
+
+class _Names:
+    """``wanted.Names`` of a listing."""
+
+    def __init__(self, listing: Listing) -> None:
+        self.complete = [info.name for info in listing.ours if info.complete]
+        self.incomplete = [info.name for info in listing.ours if not info.complete]
+        self.resume_points = [info.name for info in listing.ours if info.resumable]
+
+
+def _in_cluster(store: ReaderStore, which: str, suspend: bool) -> Raw:
+    from resumable_operator.cli.suspend import await_suspended, is_suspended, set_suspend
+
+    session, name = store.session, store.name
+    obj = session.run(session.job(name))
+    idle = is_suspended(obj)
+    _require_stoppable(obj, name, idle, suspend)
+    target = _target(store.listing(), which)
+    if not idle:
+        obj, _ = session.run(set_suspend(session, name, True))
+        session.run(await_suspended(session, name, obj))
+        obj = session.run(session.job(name))
+    wish = made_again(target, _earlier(obj))
+    session.run(_set_wish(session, name, wish, go_on=not idle))
+    where = {"job": name, "namespace": session.namespace}
+    return {**where, "checkpoint": target, "resumeFrom": wish, "goes_on": not idle}
+
+
+def _require_stoppable(obj: Raw, name: str, idle: bool, suspend: bool) -> None:
+    phase = (obj.get("status") or {}).get("phase")
+    if phase in ("Succeeded", "Failed"):
+        raise UsageProblem(f"job {name} has ended ({phase}): make another with spec.checkpoint.resumeFrom")
+    if idle or suspend:
+        return
+    if obj["spec"].get("suspend"):
+        raise UsageProblem(f"job {name} is being suspended: try again when it is, or give --suspend to wait")
+    raise UsageProblem(
+        f"job {name} trains: suspend it first (`rtj suspend {name} --wait`), or give --suspend"
+    )
+
+
+def _target(listing: Listing, which: str) -> str:
+    try:
+        return find(_Names(listing), which)
+    except CheckpointUserError as error:
+        raise UsageProblem(str(error)) from error
+
+
+def _earlier(obj: Raw) -> list[str | None]:
+    """Wishes that were made already: the same is granted once."""
+    spec, status = obj["spec"].get("checkpoint") or {}, obj.get("status") or {}
+    return [spec.get("resumeFrom"), status.get("resumedFrom")]
+
+
+async def _set_wish(session: Session, name: str, wish: str, *, go_on: bool) -> None:
+    from resumable_operator.cluster.kube_api import JOBS
+
+    change: Raw = {"spec": {"checkpoint": {"resumeFrom": wish}, **({"suspend": False} if go_on else {})}}
+    await session.api.patch(JOBS, name, change, session.namespace)
+
+
+def _told_in_cluster(told: Raw, place: Place) -> str:
+    front = ["kubectl", "rtj"] if place.plugin else ["rtj"]
+    resume = shlex.join([*front, "resume", told["job"], "-n", told["namespace"]])
+    then = "it goes on" if told["goes_on"] else f"it goes on with `{resume}`"
+    return f"job {told['job']} has spec.checkpoint.resumeFrom: {told['resumeFrom']}; {then} from there"

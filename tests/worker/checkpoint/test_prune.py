@@ -1,0 +1,106 @@
+"""Making room by hand: what retention would delete, and what failed saves have left."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from checkpoint_store import Store
+
+from resumable_training.checkpoint.documents import Pin, pin
+from resumable_training.checkpoint.errors import StorageUnavailable
+from resumable_training.checkpoint.local import LocalStore
+from resumable_training.checkpoint.prune import LEFTOVER_SECONDS, carry_out, plan
+from resumable_training.contract.manifest import checkpoint_name as name
+
+NOW = time.time() + 2 * LEFTOVER_SECONDS
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Store:
+    """Six good ones, a branch that was left (30), a failed save (35), and one in progress (60)."""
+    made = Store(tmp_path / "store")
+    made.record(1)
+    for step in (10, 20, 30):
+        made.save(step, 1)
+    made.record(2, parent=name(20, 1))
+    for step in (25, 32, 40, 50):
+        made.save(step, 2)
+    made.save(35, 2, complete=False)
+    made.save(60, 2, complete=False)
+    (made.root / "pins").mkdir()
+    return made
+
+
+@pytest.fixture
+def store(made: Store) -> LocalStore:
+    return LocalStore(made.root, visibility_seconds=0.0)
+
+
+def test_what_goes_and_why(store: LocalStore) -> None:
+    """Oldest first: beyond those to keep, off the chain, left over. The save in progress stays."""
+    planned = plan(store, NOW, keep_last=2)
+    assert {one.name: one.why.split()[0] for one in planned.doomed} == {
+        name(10, 1): "older",
+        name(20, 1): "older",
+        name(30, 1): "off",
+        name(25, 2): "older",
+        name(32, 2): "older",
+        name(35, 2): "left",
+    }
+    assert planned.kept == (name(50, 2), name(40, 2))
+    assert planned.bytes > 5 * 7000
+
+
+def test_leftovers_go_also_while_good_ones_are_few(store: LocalStore) -> None:
+    """A full disk is when there are few; branches that were left stay, so that going back can be undone."""
+    planned = plan(store, NOW, keep_last=9)
+    assert [one.name for one in planned.doomed] == [name(35, 2)]
+
+
+def test_a_young_leftover_stays(store: LocalStore) -> None:
+    """Its marker may just be seen late here."""
+    planned = plan(store, time.time(), keep_last=9)
+    assert (planned.doomed, planned.young) == ((), (name(35, 2),))
+
+
+def test_pinned_and_wanted_ones_stay(store: LocalStore) -> None:
+    """By name or by step."""
+    pin(store, "eval", Pin(name(10, 1), "eval", NOW + 5))
+    pin(store, "old", Pin(name(25, 2), "old", NOW - 5))
+    planned = plan(store, NOW, keep_last=2, protected=["20", name(30, 1)])
+    assert planned.pinned == (name(10, 1), name(20, 1), name(30, 1))
+    assert [one.name for one in planned.doomed] == [name(25, 2), name(32, 2), name(35, 2)]
+
+
+def test_it_is_done_and_then_there_is_nothing_to_do(made: Store, store: LocalStore) -> None:
+    """What was pinned since the decision is left alone."""
+    planned = plan(store, NOW, keep_last=2)
+    pin(store, "late", Pin(name(32, 2), "late", NOW + 5))
+    told: list[str] = []
+    gone = carry_out(store, planned, NOW, lambda one: told.append(one.name))
+    assert [one.name for one in gone] == told
+    assert sorted(path.name for path in made.root.glob("step-*")) == [
+        *(name(32, 2), name(40, 2), name(50, 2), name(60, 2))
+    ]
+    assert plan(store, NOW, keep_last=2).doomed == ()
+
+
+def test_a_pin_that_can_not_be_read_holds_everything(made: Store, store: LocalStore) -> None:
+    """And the way out is named."""
+    (made.root / "pins" / "x.json").write_bytes(b"{}")
+    with pytest.raises(StorageUnavailable, match="unpin --damaged"):
+        plan(store, NOW, keep_last=2)
+
+
+def test_the_marker_goes_first(made: Store, store: LocalStore, monkeypatch) -> None:
+    """Cut off in between, half a checkpoint does not look whole, and goes the next time."""
+    monkeypatch.setattr(store, "delete_tree", lambda name: (_ for _ in ()).throw(StorageUnavailable("gone")))
+    planned = plan(store, NOW, keep_last=2)
+    with pytest.raises(StorageUnavailable):
+        carry_out(store, planned, NOW, lambda one: None)
+    assert not os.path.exists(made.root / name(10, 1) / ".metadata")
+    monkeypatch.undo()
+    assert name(10, 1) in [one.name for one in plan(store, NOW, keep_last=2).doomed]
