@@ -8,11 +8,13 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 
 from resumable_training.checkpoint import documents, identity, optimizers, resume
+from resumable_training.checkpoint.elsewhere import located
 from resumable_training.checkpoint.errors import (
     CheckpointError,
     NoResumePoint,
@@ -175,6 +177,8 @@ class CheckpointEngine:
             )
         if choice.kind == resume.ALL_DAMAGED:
             raise NoResumePoint(f"{where}: {choice.reason}. To start from nothing, set startFresh: true.")
+        if choice.kind == resume.DELIBERATE:
+            choice = replace(choice, name=located(choice.name, self._store))
         return choice, seen.chain.head
 
     def _survey(self) -> Survey:
