@@ -120,6 +120,10 @@ class KeyRing:
         """Id of the key that a worker of this job is started with now."""
         return signing.key_id(signing.derive_job_key(self._masters.keys[0], job_uid))
 
+    def fingerprints(self) -> tuple[str, ...]:
+        """One for each master key, newest first: says which key it is without telling the key."""
+        return tuple(signing.key_id(master) for master in self._masters.keys)
+
     def key(self, job_uid: str, key_id: str) -> bytes:
         """The job's key of that id; without an id the current one.
 

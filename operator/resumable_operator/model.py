@@ -316,6 +316,12 @@ class JobStatus(StatusModel):
         default=None, description="Whether the script uses the worker library; without it steps are unknown."
     )
     template_digest: str = Field(default="", description="Of the pod template that the newest pods have.")
+    operator: str = Field(
+        default="", description="Which operator looks after the job: a fingerprint of its master key."
+    )
+    operator_at: Time | None = Field(
+        default=None, description="When it said so last; minutes later another operator may take over."
+    )
     store: str = Field(
         default="", description="Root of the checkpoint store, as applied; changes only while suspended."
     )

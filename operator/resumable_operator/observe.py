@@ -93,6 +93,7 @@ async def observe(
         capacity=capacity,
         problems=problems,
         refusal=refusal,
+        operator=next(iter(cluster.operators()), ""),
     )
 
 

@@ -25,6 +25,7 @@ from resumable_operator.decide.actions import (
     SendAssignment,
     SendRequest,
 )
+from resumable_operator.decide.claim import hands_off_seconds, hands_off_text
 from resumable_operator.decide.observation import Job, Observation, Refusal, TimedEvent
 from resumable_operator.decide.plan import decide
 from resumable_operator.errors import ClusterRefused, ConflictError, FatalError, ResumableError, SpecError
@@ -90,6 +91,7 @@ class Reconciler:
         self._written_at: dict[str, float] = {}
         self._moving: set[str] = set()  # jobs whose ranks have done a step of the attempt that runs
         self._refusals: dict[str, Refusal] = {}
+        self._others: dict[str, str] = {}  # jobs that another operator looks after: its name
         self._uids: dict[str, str] = {}  # by key
         self._checks = SpecChecks(cluster)
         agents.subscribe(self.queue.add, self._progressed)
@@ -122,7 +124,8 @@ class Reconciler:
         return plan
 
     async def _observe(self, key: str) -> Observation | None:
-        """None when there is nothing to decide: the job is gone, or it can't be read, which is said on it."""
+        """None when there is nothing to decide: the job is gone, or another operator's, or it can't be read,
+        which is said on it."""
         try:
             job = await self._cluster.job(key)
         except SpecError as error:
@@ -135,8 +138,26 @@ class Reconciler:
         if self._uids.setdefault(key, job.uid) != job.uid:
             await self._forget(key)  # another job of that name, deleted and made again between two looks
             self._uids[key] = job.uid
+        if await self._is_anothers(job):
+            return None
         problems = await self._checks.problems(job, self._clock.now())
         return await observe(self._cluster, self._agents, job, problems, self._refusals.get(key))
+
+    async def _is_anothers(self, job: Job) -> bool:
+        """Another operator looks after it, which is said once; looked at again when that may be over."""
+        operators = self._cluster.operators()
+        wait = hands_off_seconds(job.status, operators, self._clock.now())
+        if not wait:
+            self._others.pop(job.key, None)
+            return False
+        self.queue.add_after(job.key, wait, routine=True)
+        if self._others.get(job.key) != job.status.operator:
+            self._others[job.key] = job.status.operator
+            await self._agents.forget(job.key)
+            text = hands_off_text(job.status, operators)
+            logger.warning("%s: %s", job.key, text)
+            await self._cluster.emit_event(job, "Warning", "OtherOperator", text)
+        return True
 
     def _progressed(self, key: str) -> None:
         """Progress is for status, and waits with it: of many reports in the meantime the newest counts. That
@@ -308,6 +329,7 @@ class Reconciler:
         self._written_at.pop(key, None)
         self._moving.discard(key)
         self._refusals.pop(key, None)
+        self._others.pop(key, None)
         self._checks.forget(key)
 
 

@@ -131,7 +131,7 @@ class World:
         )
         self.distrust: dict[str, Distrust] = {}  # by worker: answers, and is not believed
         self.job_deleted = False
-        self.operator_since = self.now  # when the operator's process began
+        self.operator, self.operator_since = "", self.now  # its name, and when its process began
         self._boots = 0
         self._written_at = 0.0
 
@@ -157,6 +157,7 @@ class World:
             capacity=self.capacity,
             problems=self.problems if check_due(self.job, self.now) else None,
             refusal=self.refusal,
+            operator=self.operator,
         )
 
     def step(self, duplicates: bool = False, crash_after: int | None = None) -> act.Plan:

@@ -21,6 +21,7 @@ from resumable_operator.decide.actions import (
     Plan,
     SendRequest,
 )
+from resumable_operator.decide.claim import TAKE_OVER_SECONDS
 from resumable_operator.decide.observation import Job, Node, Observation, Problem, Worker
 from resumable_operator.errors import (
     AgentUnreachable,
@@ -53,6 +54,7 @@ class FakeCluster:
     failures: dict[str, Exception] = field(default_factory=dict)
     jobs_to_list: tuple[str, ...] = ()  # keys; none: the one that is there
     changes: asyncio.Queue[Change] = field(default_factory=asyncio.Queue)
+    names: tuple[str, ...] = ()  # of this operator
 
     async def jobs(self) -> list[Job]:
         if self.stored is None:
@@ -106,6 +108,9 @@ class FakeCluster:
 
     async def delete_job(self, job: Job) -> None:
         self._do("delete job")
+
+    def operators(self) -> tuple[str, ...]:
+        return self.names
 
     def agent_key(self, job: Job, worker: Worker) -> bytes:
         return b"k" * 32
@@ -189,6 +194,23 @@ async def test_status_is_written_before_anything_is_done(world: World) -> None:
     world.plans = [plan(CreateWorker("w-0-1", 0, 1), step=1, must_write=True)]
     await world.reconciler().step(KEY)
     assert world.cluster.done == ["write step 1", "create w-0-1"]
+
+
+async def test_a_job_of_another_operator_is_left_alone(world: World) -> None:
+    """Nothing is decided, written or done for it, which is said once; until that operator has ceased."""
+    world.cluster.names = ("mine",)
+    theirs = JobStatus(operator="theirs", operator_at=world.clock.now())
+    assert world.cluster.stored is not None
+    world.cluster.stored = replace(world.cluster.stored, status=theirs)
+    world.plans = [plan(CreateWorker("w-0-1", 0, 1), step=1, must_write=True)]
+    reconciler = world.reconciler()
+    for _ in range(3):
+        assert await reconciler.step(KEY) is None
+    assert world.cluster.done == ["tell OtherOperator"]
+    world.clock.time += TAKE_OVER_SECONDS
+    await reconciler.step(KEY)
+    assert world.cluster.done[1:] == ["write step 1", "create w-0-1"]
+    assert world.seen[0].operator == "mine"
 
 
 async def test_conflict_stops_the_pass(world: World) -> None:

@@ -61,6 +61,10 @@ class Keys(Protocol):
         """Of the key that new workers get."""
         ...
 
+    def fingerprints(self) -> tuple[str, ...]:
+        """Names of the master keys in force, newest first, that tell nothing of them."""
+        ...
+
 
 @dataclass(frozen=True)
 class KubernetesSettings:
@@ -204,6 +208,9 @@ class KubernetesCluster:
         self, job: Job, kind: Literal["Normal", "Warning"], reason: str, message: str
     ) -> None:
         await self._events.tell(_metadata(job), kind, reason, message)
+
+    def operators(self) -> tuple[str, ...]:
+        return self._keys.fingerprints()
 
     def agent_key(self, job: Job, worker: Worker) -> bytes:
         return self._keys.key(job.uid, worker.key_id)

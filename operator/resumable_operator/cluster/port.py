@@ -96,6 +96,11 @@ class Cluster(Protocol):
         """The job's time to live after its end is over; success when it is not there."""
         ...
 
+    def operators(self) -> tuple[str, ...]:
+        """Names of this operator, newest first, by which it knows its jobs from another's; none: there can be
+        no other."""
+        ...
+
     def agent_key(self, job: Job, worker: Worker) -> bytes:
         """The key that signs calls to the worker's agent."""
         ...

@@ -139,6 +139,7 @@ class Observation:
     capacity: int | None = None  # workers that the cluster could hold, if it can tell (local); None: unknown
     problems: tuple[Problem, ...] | None = None  # None: not looked for in this pass
     refusal: Refusal | None = None  # of the newest try to create a worker
+    operator: str = ""  # the name of who decides; empty: nobody else can
 
     def worker(self, name: str) -> Worker | None:
         return self._by_name.get(name)

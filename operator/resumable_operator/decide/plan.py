@@ -11,6 +11,7 @@ from collections.abc import Callable
 from resumable_operator.decide import draining, ending, forming, running, waiting
 from resumable_operator.decide.actions import Plan
 from resumable_operator.decide.avoid import forget_old
+from resumable_operator.decide.claim import note_operator
 from resumable_operator.decide.distrust import note_distrust
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.evidence import gather
@@ -44,6 +45,7 @@ def decide(observation: Observation, now: float) -> Plan:
     """
     draft = Draft(observation, now, observation.job.status)
     mend(draft)
+    note_operator(draft)
     _start_clock(draft)
     note_problems(draft)
     note_refusal(draft)
