@@ -25,8 +25,12 @@ def test_trains_to_the_end(cluster_run: ClusterRun) -> None:
     status = run.finish_exact()
     assert (status.attempt.number, status.interruptions) == (1, ())
     assert run.conditions()["Valid"] == ("True", "Checked")
+    run.until_event("Succeeded")
     assert len(run.events("AttemptReserved")) == len(run.events("Succeeded")) == 1
-    assert {pod["status"]["phase"] for pod in run.pods().values()} == {"Succeeded"}
+    run.wait(
+        lambda: [pod["status"]["phase"] for pod in run.pods().values()] == ["Succeeded"] * 2,
+        "the kubelets to tell that both pods have ended",
+    )
 
 
 def test_deleted_pod(cluster_run: ClusterRun) -> None:
@@ -63,7 +67,7 @@ def test_spot_notice(cluster_run: ClusterRun, add_node: AddNode) -> None:
     run.await_moments(*second_hold)
     status = run.until_goes_on(2, size=1)
     assert run.members() == [first]
-    assert run.conditions()["WorkersReady"] == ("False", "Unschedulable")
+    run.until_condition("WorkersReady", "False", "Unschedulable")
     assert run.until_event("Draining", "will be taken away")
 
     run.own_nodes(add_node(cpu=1))
@@ -106,11 +110,11 @@ def test_suspend_and_resume(cluster_run: ClusterRun) -> None:
     run.await_moments(*held)
     run.change(suspend=True)
     status = run.until_phase("Suspended")
-    run.wait(lambda: run.conditions().get("Suspended") == ("True", "SpecSuspend"), "condition Suspended")
+    run.until_condition("Suspended", "True", "SpecSuspend")
     assert not run.pods()  # who waits for the condition may rely on it
     run.wait(lambda: not run.processes(), "all processes to go")
     assert status.checkpoint is not None
-    assert run.conditions()["WorkersReady"] == ("False", "NoneWanted")
+    run.until_condition("WorkersReady", "False", "NoneWanted")
     run.change(suspend=False)
     status = run.finish_exact()
     assert causes(status) == ["suspend"]

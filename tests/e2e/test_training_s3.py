@@ -11,11 +11,11 @@ from typing import Any
 import moments
 import pytest
 from moments import Wish
+from store_copy import fetch
 from training_run import BATCH, TINY, TrainingRun, assert_same, causes
 
 from bed.s3 import S3Server
 from resumable_training.checkpoint.listing import survey
-from resumable_training.checkpoint.store import Store
 from resumable_training.checkpoint.stores import open_store
 
 pytestmark = pytest.mark.timeout(900)
@@ -36,18 +36,6 @@ def write_job(path: Path, prefix: str, s3: S3Server, result: Path) -> Path:
     kind = {"apiVersion": "resumable.dev/v1alpha1", "kind": "ResumableTrainingJob"}
     path.write_text(json.dumps({**kind, "metadata": {"name": "tiny"}, "spec": spec}))
     return path
-
-
-def fetch(store: Store, target: Path) -> None:
-    """Copy a whole store into a directory."""
-    target.mkdir(parents=True)
-    for entry in store.entries():
-        below = store.entries(entry.name) if entry.is_directory else []
-        for one in below:
-            (target / entry.name).mkdir(exist_ok=True)
-            (target / entry.name / one.name).write_bytes(store.read(f"{entry.name}/{one.name}"))
-        if not entry.is_directory:
-            (target / entry.name).write_bytes(store.read(entry.name))
 
 
 def test_same_weights_bit_for_bit(

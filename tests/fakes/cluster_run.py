@@ -311,6 +311,10 @@ class ClusterRun:
             f"the first step of attempt {attempt} at size {size}",
         )
 
+    def until_condition(self, name: str, status: str, reason: str) -> None:
+        """Until that condition of the job says so."""
+        self.wait(lambda: self.conditions().get(name) == (status, reason), f"{name}={status} ({reason})")
+
     def until_phase(self, phase: str) -> JobStatus:
         return self.until(lambda status: status.phase == phase, f"phase {phase}")
 
@@ -346,14 +350,14 @@ class ClusterRun:
         assert self.conditions()["Running"][0] == "False"
         return status
 
-    def audit(self) -> Verdict:
-        """Which samples made the weights."""
-        return run_audit(self.volume / "traces", self.volume / "store", self.steps * BATCH)
+    def audit(self, store: Path | None = None) -> Verdict:
+        """Which samples made the weights. ``store``: where the checkpoints are, if not in the claim."""
+        return run_audit(self.volume / "traces", store or self.volume / "store", self.steps * BATCH)
 
-    def finish_exact(self) -> JobStatus:
+    def finish_exact(self, store: Path | None = None) -> JobStatus:
         """As ``finish``, and no sample was lost or doubled."""
         status = self.finish()
-        verdict = self.audit()
+        verdict = self.audit(store)
         assert verdict.ok, verdict
         assert (self.result()["step"], self.result()["extras"]) == (self.steps, {"steps": self.steps})
         return status
