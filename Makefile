@@ -62,8 +62,9 @@ bench: $(STAMP)  ## Recovery time against torchrun, and cost of the loop; result
 bench-operator: $(STAMP)  ## The operator with 200 and 1,000 jobs on a real API server (about half an hour on 2 cores)
 	PYTHONPATH=tests:tests/fakes $(PY) tests/bench/bench_operator.py $(ARGS)
 
-deploy: $(STAMP)  ## Write the CRD from the models, and render deploy/ from the chart
+deploy: $(STAMP)  ## Write the CRD from the models and the dashboards, and render deploy/ from the chart
 	$(PY) -m resumable_operator.crd
+	$(PY) deploy/monitoring/dashboards.py
 	PYTHONPATH=tests $(PY) deploy/render.py
 
 binaries: $(STAMP)  ## Build the control plane and Helm that tests use, unless they are there (about 10 minutes, once)

@@ -1,4 +1,5 @@
-"""Where the bed's programs come from: the machine, else built once from Go modules and kept in a cache.
+"""Where the bed's programs come from: the machine, else made once and kept in a cache: built from Go modules,
+or taken out of a Debian package (debian.py).
 
 `binary(name)` answers at once when it can. In turn: KUBEBUILDER_ASSETS, PATH (both only where the version
 fits), the cache ($RESUMABLE_CACHE, else ~/.cache/resumable-training), a build. Used by control_plane.py, the
@@ -22,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bed.debian import PROMETHEUS, Package
 from bed.progress import Progress
 from bed.toolchain import BuildFailed, go_environment, remove_own
 
@@ -62,6 +64,14 @@ class Module:
             digest.update(hashlib.sha256(part).digest())
         return digest.hexdigest()[:16]
 
+    def make(self, output: Path) -> None:
+        """Build its programs into `output`; BuildFailed with the end of what the compiler said."""
+        _go_build(self, output)
+        for name, package in self.programs.items():
+            made = output / _go_name(package)
+            if made.name != name:
+                made.rename(output / name)
+
 
 _STAMP = "k8s.io/component-base/version.git"
 
@@ -92,7 +102,7 @@ SEAWEEDFS = Module(
     variables={"github.com/seaweedfs/seaweedfs/weed/util/version.COMMIT": "7506e5f91cd6"},
     minutes=6,
 )
-MODULES = (KUBERNETES, HELM, SEAWEEDFS)
+MODULES: tuple[Module | Package, ...] = (KUBERNETES, HELM, SEAWEEDFS, PROMETHEUS)
 
 # How each program says its version, and which answers will do when it was not built here.
 _VERSIONS: Mapping[str, tuple[list[str], str]] = {
@@ -104,6 +114,8 @@ _VERSIONS: Mapping[str, tuple[list[str], str]] = {
     "helm": (["version", "--short"], r"v4\.\d+\.\d+"),
     # It calls itself "30GB 4.05", which says too little about what it can do: ours is always built.
     "weed": (["version"], r"7506e5f91cd6"),
+    "prometheus": (["--version"], r"[23]\.\d+\.\d+"),
+    "promtool": (["--version"], r"[23]\.\d+\.\d+"),
 }
 
 
@@ -116,8 +128,11 @@ def binary(name: str) -> Path:
     return _found(name) or _cached(module, name) or build(module) / name
 
 
-def missing(names: Collection[str] = tuple(_VERSIONS)) -> list[Module]:
-    """The modules that `binary` would have to build for these names."""
+_OF_A_CLUSTER = tuple(name for name in _VERSIONS if name not in PROMETHEUS.programs)
+
+
+def missing(names: Collection[str] = _OF_A_CLUSTER) -> list[Module | Package]:
+    """The modules that `binary` would have to make for these names; without names: for a cluster and S3."""
     return [
         module
         for module in MODULES
@@ -125,8 +140,8 @@ def missing(names: Collection[str] = tuple(_VERSIONS)) -> list[Module]:
     ]
 
 
-def module_of(name: str) -> Module:
-    """The module that a program is built from."""
+def module_of(name: str) -> Module | Package:
+    """The module or package that a program comes from."""
     for module in MODULES:
         if name in module.programs:
             return module
@@ -139,8 +154,8 @@ def cache_directory() -> Path:
     return Path(given) if given else Path.home() / ".cache" / "resumable-training"
 
 
-def build(module: Module) -> Path:
-    """Build all of a module's programs into the cache, once, whoever else tries the same; their directory.
+def build(module: Module | Package) -> Path:
+    """Make all of a module's programs into the cache, once, whoever else tries the same; their directory.
 
     What failed once in this process fails again at once: a test run would repeat minutes of it for each test.
     """
@@ -163,7 +178,7 @@ def build(module: Module) -> Path:
 _failures: dict[Path, BuildFailed] = {}
 
 
-def _build_into(module: Module, final: Path) -> None:
+def _build_into(module: Module | Package, final: Path) -> None:
     """Whole or not at all: a directory beside `final` takes its name when everything is in it."""
     for leftover in final.parent.glob(f".{final.name}-*"):  # of a build that was killed: we hold the lock
         shutil.rmtree(leftover)
@@ -171,11 +186,7 @@ def _build_into(module: Module, final: Path) -> None:
     try:
         output = work / "bin"
         output.mkdir()
-        _go_build(module, output)
-        for name, package in module.programs.items():
-            made = output / _go_name(package)
-            if made.name != name:
-                made.rename(output / name)
+        module.make(output)
         if final.exists():  # incomplete: not made by a build that ended well
             shutil.rmtree(final)
         output.rename(final)
@@ -259,11 +270,11 @@ def _fits(name: str, path: Path) -> bool:
     return False
 
 
-def _directory(module: Module) -> Path:
+def _directory(module: Module | Package) -> Path:
     return cache_directory() / f"{module.title.split()[0].lower()}-{module.key}"
 
 
-def _cached(module: Module, name: str) -> Path | None:
+def _cached(module: Module | Package, name: str) -> Path | None:
     path = _directory(module) / name
     return path if os.access(path, os.X_OK) else None
 

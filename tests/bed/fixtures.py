@@ -8,14 +8,17 @@ the terminal.
 from __future__ import annotations
 
 import secrets
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bed import control_plane as planes
+from bed import prometheus as monitoring
 from bed import s3 as object_storage
 from bed.api import Api, ApiError, path
 from bed.binaries import build, missing
@@ -31,6 +34,8 @@ PROGRAMS = {
     "own_plane": planes.PROGRAMS,
     "helm": ("helm",),
     "s3": object_storage.PROGRAMS,
+    "prometheus": monitoring.PROGRAMS,
+    "promtool": ("promtool",),
 }
 NAMESPACE_SECONDS = 60.0
 
@@ -38,6 +43,7 @@ OWN = "bed.example/own"
 
 MakeNamespace = Callable[..., str]
 AddNode = Callable[..., str]
+StartPrometheus = Callable[..., monitoring.Prometheus]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -89,6 +95,24 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object_storage.S3Se
     """A running S3 server, shared by all tests: each works below a prefix of its own (`s3_url`)."""
     with object_storage.S3Server.start(tmp_path_factory.mktemp("s3")) as server:
         yield server
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path) -> Iterator[StartPrometheus]:
+    """``prometheus(rules=..., every=...)``: a running server of the test's own (`Prometheus.start`)."""
+    with ExitStack() as running:
+
+        def start(rules: Iterable[Path] = (), every: str = "1s") -> monitoring.Prometheus:
+            server = monitoring.Prometheus.start(tmp_path / "prometheus", rules, every)
+            return running.enter_context(server)
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def promtool() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``promtool("check", "rules", path)``; not checked."""
+    return monitoring.promtool
 
 
 @pytest.fixture

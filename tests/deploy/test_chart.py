@@ -64,6 +64,14 @@ MODES = {
     "no rights made": ["rbac.create=false", "serviceAccount.create=false"],
     "network policies": ["networkPolicy.enabled=true", "networkPolicy.namespaces={team-a}"],
     "monitors": ["metrics.podMonitor.enabled=true", "metrics.podMonitor.labels.release=prometheus"],
+    "all monitoring": [
+        "metrics.serviceMonitor.enabled=true",
+        "metrics.prometheusRule.enabled=true",
+        "metrics.prometheusRule.runbookPrefix=https://git.example/repo/blob/main/",
+        "metrics.dashboards.enabled=true",
+        "metrics.dashboards.folder=Training",
+        "metrics.labels.release=prometheus",
+    ],
     "placed": [
         "nodeSelector.pool=system",
         "tolerations[0].key=system",
@@ -114,6 +122,11 @@ REFUSED = {
     "a negative grace": ("terminationGracePeriodSeconds=-1", "terminationGracePeriodSeconds"),
     "a probe that never runs": ("probes.liveness.periodSeconds=0", "probes/liveness/periodSeconds"),
     "an interval without a unit": ("metrics.podMonitor.interval=30", "metrics/podMonitor/interval"),
+    "two monitors of one pod": (
+        "metrics.podMonitor.enabled=true,metrics.serviceMonitor.enabled=true",
+        "only one of them",
+    ),
+    "a prefix that is no directory": ("metrics.prometheusRule.runbookPrefix=https://git", "runbookPrefix"),
     "policies without namespaces": ("networkPolicy.enabled=true", "networkPolicy.namespaces"),
 }
 

@@ -33,6 +33,13 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: resumable-training
 {{- end -}}
 
+{{/* Of what is for Prometheus and Grafana. Given: the root, and the part's own labels. */}}
+{{- define "rt.monitoringLabels" -}}
+{{- $root := index . 0 -}}
+{{- $usual := include "rt.labels" $root | fromYaml -}}
+{{- merge (dict) (index . 1) $root.Values.metrics.labels $usual | toYaml -}}
+{{- end -}}
+
 {{/* What the operator puts on all pods that it makes. */}}
 {{- define "rt.workerLabels" -}}
 app.kubernetes.io/managed-by: resumable-training

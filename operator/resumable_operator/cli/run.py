@@ -75,6 +75,8 @@ Ctrl-C commits a checkpoint and stops; the same command line continues from ther
 )
 @click.option("--fresh", is_flag=True, help="Start over; an earlier run in the directory is moved aside.")
 @click.option("--quiet", is_flag=True, help="Don't show the output of rank 0.")
+@click.option("--metrics-port", type=click.IntRange(1, 65535),
+              help="Serve the run's metrics for Prometheus on this port, path /metrics.")  # fmt: skip
 @click.argument("script", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run_command(
@@ -85,6 +87,7 @@ def run_command(
     trace_samples: bool,
     fresh: bool,
     quiet: bool,
+    metrics_port: int | None,
     script: str | None,
     arguments: tuple[str, ...],
     processes_per_worker: str | None,
@@ -111,7 +114,7 @@ def run_command(
     if wish.spec.checkpoint.s3 is None:
         check_directory(store_of(wish.spec), "checkpoint directory")
     wish, gpus = _share_gpus(wish)
-    sys.exit(_run(wish, Setting(root, fresh, quiet, trace_samples, gpus)))
+    sys.exit(_run(wish, Setting(root, fresh, quiet, trace_samples, gpus, metrics_port)))
 
 
 def _run(wish: Wish, setting: Setting) -> int:

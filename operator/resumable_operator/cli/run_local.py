@@ -22,6 +22,7 @@ from resumable_operator.agents import AgentPool
 from resumable_operator.cli.display import Display
 from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.rank_output import RankOutput
+from resumable_operator.cli.run_metrics import serving_metrics
 from resumable_operator.cli.run_options import Wish, same_program
 from resumable_operator.clock import SystemClock
 from resumable_operator.cluster.local import LocalCluster
@@ -53,6 +54,7 @@ class Setting:
     quiet: bool = False
     trace_samples: bool = False
     gpus: tuple[str, ...] = ()
+    metrics_port: int | None = None
 
 
 class Stopped(Exception):
@@ -109,6 +111,8 @@ class LocalRun:
             )
             server = ControlServer(cluster.files, cluster.machines.capacity, faults.answer)
             await stack.enter_async_context(server)
+            page = serving_metrics(self._setting.metrics_port, cluster.store.job, self._clock.now)
+            await stack.enter_async_context(page)
             reconciler = Reconciler(cluster, agents, self._clock, self._settings())
             self._look_again = lambda: reconciler.queue.add_after(job.key, TICK_SECONDS)
             with self._signals(), Display(self._console, live=self._console.is_terminal) as display:
