@@ -10,7 +10,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
 from resumable_operator.agent_client import AgentClient, Beat, EventStream, silent_after
@@ -146,13 +145,14 @@ class Link:
     async def _read_stream(self) -> bool:
         """Read until it ends; true when it is to be opened again, with other heartbeats."""
         fresh = self._retry == FIRST_RETRY_SECONDS
-        async with AsyncExitStack() as stack:
-            self._queued = fresh
-            async with self.gates.first if fresh else self.gates.again:
-                self._queued = False
-                stream = await self._open()
-                stack.callback(stream.close)
+        self._queued = fresh
+        async with self.gates.first if fresh else self.gates.again:
+            self._queued = False
+            stream = await self._open()
+        try:
             await stream.read(self._hear_line)
+        finally:
+            stream.close()
         return self._is_other_wanted()
 
     async def _open(self) -> EventStream:

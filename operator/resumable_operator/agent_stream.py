@@ -6,12 +6,13 @@ like the one before: those are checked, and not parsed.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+import orjson
 
 from resumable_operator.agent_http import Connection
 from resumable_operator.errors import AgentNotBelieved, AgentUnreachable
@@ -109,7 +110,7 @@ def network_errors(endpoint: Endpoint) -> Iterator[None]:
 
 def json_object(data: bytes) -> dict[str, Any]:
     """Raises: ValueError."""
-    plain = json.loads(data)
+    plain = orjson.loads(data)
     if not isinstance(plain, dict):
         raise ValueError("not a JSON object")
     return plain

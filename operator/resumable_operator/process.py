@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -25,6 +26,7 @@ from resumable_operator.cluster.kube_cache import KubeCache
 from resumable_operator.cluster.kube_errors import NotFound
 from resumable_operator.cluster.kubernetes import KubernetesCluster, KubernetesSettings
 from resumable_operator.errors import ClusterRefused, FatalError, RetryableError
+from resumable_operator.garbage import Garbage
 from resumable_operator.health import Health, application, serving
 from resumable_operator.manifests import PodSettings
 from resumable_operator.operator_options import Options
@@ -38,6 +40,7 @@ FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 10.0
 CLOCKS_AGREE_SECONDS = 2.0  # the API server tells whole seconds, and its answer takes a while
 SETTLE_SECONDS = 15.0  # an API server that has just begun knows no roles yet, and refuses everything
+SWITCH_SECONDS = 0.0005  # scrapes are rendered in a thread: it must not hold up each call of the loop
 END_SECONDS = 3.0  # whatever holds the end up: nothing in memory is worth waiting for
 NO_CRD = (
     "the kind ResumableTrainingJob is not installed: kubectl apply -f deploy/crd.yaml, "
@@ -57,6 +60,7 @@ class Foundation:
     registry: CollectorRegistry
     meter: PassMeter
     health: Health
+    garbage: Garbage
     api: KubeApi
     cluster: KubernetesCluster | None = None
     unreachable_at: float = float("-inf")  # when the API server last failed to answer, monotonic
@@ -73,6 +77,7 @@ async def run(options: Options) -> None:
     Raises:
         ResumableError: it cannot go on; the text is for people.
     """
+    sys.setswitchinterval(SWITCH_SECONDS)
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def take_signals() -> None:
@@ -114,6 +119,7 @@ async def _work(options: Options, take_signals: Callable[[], None]) -> None:
         reconciler = _reconciler(base, cluster, agents)
         await _patiently(base, cluster.relist)
         base.health.relisted()
+        base.garbage.tidy()
         count, taken = len(await cluster.jobs()), time.monotonic() - began
         logger.info("synced after %.2f s, %d jobs", taken, count, extra={"event": "synced"})
         nodes = cluster.node_signals
@@ -132,7 +138,7 @@ async def _foundation(options: Options, stack: AsyncExitStack) -> Foundation:
     health = Health(clock, meter, options.relist_seconds)
     api = await KubeApi.login()
     stack.push_async_callback(api.close)
-    base = Foundation(options, clock, registry, meter, health, api)
+    base = Foundation(options, clock, registry, meter, health, Garbage(), api)
     pages = application(health, base.metrics_page)
     await stack.enter_async_context(serving(pages, options.bind_address, options.port))
     return base
@@ -194,6 +200,7 @@ async def _compare(
         try:
             await cluster.relist()
             base.health.relisted()
+            base.garbage.tidy()
             await ring.refresh(master, base.options.operator_namespace)
         except NotFound as error:
             raise FatalError(NO_CRD) from error

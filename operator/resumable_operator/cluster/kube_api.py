@@ -7,7 +7,6 @@ several times the time and memory of the JSON they are made from.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import random
@@ -23,6 +22,7 @@ from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
 import aiohttp
+import orjson
 import yaml
 from kubernetes.aio.client import Configuration, rest
 from kubernetes.aio.config import (
@@ -420,7 +420,7 @@ def _plural(resource: Resource, subresource: str) -> str:
 def _object(data: bytes) -> Raw:
     """What is no JSON object (a login page, half an answer) did not come from the API server."""
     try:
-        plain = json.loads(data)
+        plain = orjson.loads(data)
     except ValueError as error:
         raise aiohttp.ClientPayloadError("what came is no JSON") from error
     if not isinstance(plain, dict):
