@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import click
 
+from resumable_operator.cli.checkpoints_copy import copy_command
+from resumable_operator.cli.checkpoints_export import export_command
+from resumable_operator.cli.checkpoints_history import history_command
 from resumable_operator.cli.checkpoints_list import list_command, verify_command
 from resumable_operator.cli.checkpoints_pins import pin_command, pins_command, unpin_command
 from resumable_operator.cli.checkpoints_prune import prune_command
@@ -21,6 +24,8 @@ Examples:
   rtj checkpoints show runs/gpt --step 1200              keys, shapes, types, sizes
   rtj checkpoints rollback runs/gpt --to 1000            go on from an older one
   rtj checkpoints prune runs/gpt --keep 2 --yes          make room
+  rtj checkpoints copy runs/gpt s3://models/kept         to another store
+  rtj checkpoints export runs/gpt gpt-hf --dtype bf16    to Hugging Face safetensors
 """
 
 
@@ -49,7 +54,7 @@ class CheckpointsGroup(click.Group):
 
 @click.group("checkpoints", cls=CheckpointsGroup, epilog=_EXAMPLES)
 def checkpoints_command() -> None:
-    """List, verify, show, pin and prune checkpoints; roll a job back.
+    """List, verify, show, prune, copy and export checkpoints; roll a job back.
 
     DIR is a checkpoint store, a run directory (`rtj run --dir DIR`), or a directory with PyTorch DCP
     checkpoints of another program; a store can also be s3://BUCKET/PREFIX, with credentials from the
@@ -62,10 +67,13 @@ for _command in (
     list_command,
     verify_command,
     show_command,
+    history_command,
     rollback_command,
     prune_command,
     pin_command,
     unpin_command,
     pins_command,
+    copy_command,
+    export_command,
 ):
     checkpoints_command.add_command(_command)

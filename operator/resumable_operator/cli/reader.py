@@ -40,7 +40,9 @@ from resumable_operator.cluster.kube_pods import worker_of
 from resumable_operator.decide.assign import store_root
 from resumable_operator.decide.observation import Job
 from resumable_operator.errors import ClusterRefused, FatalError, ResumableError, RetryableError
+from resumable_operator.model import JobSpec
 from resumable_training.checkpoint.content import Content
+from resumable_training.checkpoint.history import AttemptHistory
 from resumable_training.checkpoint.listing import CheckpointInfo
 from resumable_training.checkpoint.verify import Verdict
 from resumable_training.contract.labels import LABEL_MANAGED_BY, MANAGED_BY
@@ -109,8 +111,7 @@ class ReaderStore:
     def prune(
         self, keep: int | None, act: bool, every: int | None = None, protect: Sequence[str] = ()
     ) -> Pruned:
-        job = self._session.run(self._job())
-        keeping = keeping_of(job.spec)
+        keeping = keeping_of(self.spec())
         options = _option("--keep", keep or keeping.keep_last)
         options += _option("--keep-every-steps", every or keeping.keep_every_steps)
         options += [word for name in (*keeping.protected, *protect) for word in ("--protect", name)]
@@ -119,6 +120,9 @@ class ReaderStore:
     def pin(self, which: str, holder: str, until: float) -> str:
         options = [*_option("--until", f"@{until:.0f}"), *_option("--holder", holder)]
         return str(_as(dict[str, str], self._write(["pin", *options], after=[which]))["checkpoint"])
+
+    def histories(self) -> tuple[AttemptHistory, ...]:
+        return tuple(_as(AttemptHistory, item) for item in self._read(["history"]))
 
     def pins(self) -> list[Held]:
         return [_as(Held, item) for item in _objects(self._read(["pins"]))]
@@ -136,6 +140,10 @@ class ReaderStore:
     def _write(self, arguments: list[str], *, writes: bool = True, after: Sequence[str] = ()) -> Any:
         """What ``rtj checkpoints ARGUMENTS --json STORE AFTER`` printed in the pod."""
         return parsed(self._session.run(self._output(arguments, writes, after)), self._title)
+
+    def spec(self) -> JobSpec:
+        """Of the job."""
+        return self._session.run(self._job()).spec
 
     async def _job(self) -> Job:
         return job_of(await self._session.job(self._name))

@@ -15,6 +15,11 @@ CLUSTER = ("--context", "--kubeconfig", "--namespace/-n")
 READER = ("--image", "--time-limit")
 FROZEN: dict[str, list[str]] = {
     "checkpoints list": [*CLUSTER, *READER, "--json", "DIR|URL|JOB"],
+    "checkpoints copy": [*CLUSTER, "--all", "--jobs", "--json", "--step", "DIR|URL", "DIR|URL|JOB"],
+    "checkpoints export": [
+        *(*CLUSTER, "--drop", "--dtype", "--format", "--json", "--max-shard-size", "--module", "--prefix"),
+        *("--step", "--strip-prefix", "--with-optimizer", "DIR|URL|JOB", "OUT"),
+    ],
     "checkpoints pin": [*CLUSTER, *READER, "--holder", "--json", "--until", "DIR|URL|JOB", "STEP|NAME"],
     "checkpoints pins": [*CLUSTER, *READER, "--json", "DIR|URL|JOB"],
     "checkpoints prune": [

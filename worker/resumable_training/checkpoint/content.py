@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from resumable_training.checkpoint import verify
 from resumable_training.checkpoint.errors import NoResumePoint, StorageUnavailable
 from resumable_training.checkpoint.store import Store
-from resumable_training.contract.manifest import MANIFEST_FILE
-from resumable_training.contract.marker import Marker, parse_marker
+from resumable_training.contract.manifest import MANIFEST_FILE, MARKER_FILE
+from resumable_training.contract.marker import DamagedMarker, Marker, parse_marker
 
 _BITS = re.compile(r"\d+")
 OURS = "resumable/"
@@ -78,7 +78,10 @@ def read_content(store: Store, name: str, *, foreign: bool) -> Content:
         raise StorageUnavailable(f"{name}: {looked.verdict.reason}")
     if looked.verdict.outcome == verify.DAMAGED:
         raise NoResumePoint(f"{name} is damaged: {looked.verdict.reason}")
-    marker = parse_marker(looked.marker)
+    try:
+        marker = parse_marker(looked.marker)
+    except DamagedMarker as error:
+        raise NoResumePoint(f"{name}: {MARKER_FILE}: {error}") from error
     manifest = looked.manifest
     values = tuple(sorted(_values(marker), key=lambda value: value.key))
     if manifest is None:

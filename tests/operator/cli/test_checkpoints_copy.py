@@ -1,0 +1,91 @@
+"""`rtj checkpoints copy`: what is meant, what is told, and how to reach a store in a cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from checkpoint_store import Store, flip_a_bit
+from job_objects import stored_job
+
+from resumable_training.checkpoint.local import LocalStore
+from resumable_training.checkpoint.pins import read_pin_files
+from resumable_training.checkpoint.verify import verify_checkpoint
+from resumable_training.contract.manifest import checkpoint_name as name
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Store:
+    made = Store(tmp_path / "store")
+    made.record(1)
+    for step in (10, 20):
+        made.save(step, 1)
+    (made.root / "pins").mkdir()
+    return made
+
+
+def test_the_next_resume_point_a_step_or_one_by_its_path(made: Store, rtj, tmp_path: Path) -> None:
+    """Under its own name; the pin that held it is given back."""
+    for source, options, step in (
+        (made.root, (), 20),
+        (made.root, ("--step", 10), 10),
+        (made.root / name(10, 1), (), 10),
+    ):
+        target = tmp_path / f"far-{step}-{len(options)}"
+        result = rtj("checkpoints", "copy", source, target, *options)
+        assert result.exit_code == 0, result.output
+        assert result.output == f"{target}/{name(step, 1)}  7.0 kB copied, verified\n"
+        assert verify_checkpoint(LocalStore(target), name(step, 1)).outcome == "ok"
+    assert read_pin_files(LocalStore(made.root)) == []
+
+
+def test_a_whole_store(made: Store, rtj, tmp_path: Path) -> None:
+    """Says whose place it can take; a second time there is nothing to copy."""
+    result = rtj("checkpoints", "copy", made.root, tmp_path / "far", "--all")
+    assert result.exit_code == 0, result.output
+    assert "can take the place of the store of local/train: 1 record, 2 checkpoints" in result.output
+    again = json.loads(rtj("checkpoints", "copy", made.root, tmp_path / "far", "--all", "--json").output)
+    assert [one["bytes"] for one in again["checkpoints"]] == [0, 0]
+    assert rtj("checkpoints", "list", tmp_path / "far").output.count("next resume point") == 1
+
+
+def test_problems_are_told(made: Store, bare, rtj, tmp_path: Path) -> None:
+    """A damaged source, a run directory as the target, a choice within one checkpoint."""
+    run = rtj("checkpoints", "copy", made.root, bare.job().path)
+    assert (run.exit_code, "copy to a place beside it" in run.output) == (2, True)
+    both = rtj("checkpoints", "copy", made.root / name(10, 1), tmp_path / "far", "--step", 10)
+    assert (both.exit_code, "leave out --step" in both.output) == (2, True)
+    flip_a_bit(made.root / name(20, 1))
+    damaged = rtj("checkpoints", "copy", made.root, tmp_path / "far")
+    assert (damaged.exit_code, "is damaged: __0_0.distcp" in damaged.output) == (2, True)
+
+
+def test_a_store_that_is_read_only_here_is_read_all_the_same(made: Store, rtj, tmp_path, monkeypatch) -> None:
+    """It can't be pinned; who copies is told what that means."""
+    from resumable_training.checkpoint.errors import StorageUnavailable
+
+    def read_only(self: object, file: str, data: bytes) -> None:
+        if file.startswith("pins/"):
+            raise StorageUnavailable(f"{file}: Read-only file system")
+        put(self, file, data)
+
+    put = LocalStore.put
+    monkeypatch.setattr(LocalStore, "put", read_only)
+    result = rtj("checkpoints", "copy", made.root, tmp_path / "far")
+    assert result.exit_code == 0, result.output
+    assert "can't be pinned" in result.output
+
+
+@pytest.mark.parametrize("verb", ["copy", "export"])
+def test_of_a_job_in_a_cluster_it_says_how(cluster, rtj, tmp_path: Path, verb: str) -> None:
+    """A bucket by its URL; a claim through a pod that mounts it."""
+    bucket = stored_job(checkpoint={"s3": {"bucket": "models", "prefix": "gpt"}})
+    cluster((bucket, []))
+    result = rtj("checkpoints", verb, "train", tmp_path / "out", "-n", "team")
+    assert result.exit_code == 2
+    assert f"s3://models/gpt: give `rtj checkpoints {verb}` that URL" in result.output
+    cluster((stored_job(), []))
+    result = rtj("checkpoints", verb, "train", tmp_path / "out", "-n", "team")
+    assert result.exit_code == 2
+    assert "kubectl cp -c worker team/train-0-1:/checkpoints" in result.output

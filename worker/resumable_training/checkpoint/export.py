@@ -1,0 +1,211 @@
+"""From a checkpoint to files that other programs load: Hugging Face safetensors, or one ``torch.save`` file.
+
+Each tensor is put together from its stored pieces, whose bytes are compared with the manifest on the way.
+At most one output file's tensors are in memory. Needs torch and safetensors, and imports them late.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch.distributed.checkpoint._traverse import set_element
+
+from resumable_training.checkpoint import verify
+from resumable_training.checkpoint.blocks import verified_stream
+from resumable_training.checkpoint.errors import NoResumePoint, StorageUnavailable
+from resumable_training.checkpoint.export_plan import Kept, Shard
+from resumable_training.checkpoint.marker import load_real
+from resumable_training.checkpoint.store import Store
+from resumable_training.contract.marker import Marker, parse_marker
+
+INDEX_FILE = "model.safetensors.index.json"
+_TWIN_BYTES = 1 << 20  # smaller tensors are often alike by chance: zeros, ones
+
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written. ``twins``: pairs of names with the same bytes, which may be tied in the model."""
+
+    files: tuple[str, ...]
+    tensors: int
+    bytes: int
+    twins: tuple[tuple[str, str], ...]
+
+
+class Tensors:
+    """Reads the tensors of one checkpoint, one at a time."""
+
+    def __init__(self, store: Store, name: str, *, foreign: bool) -> None:
+        """Raises NoResumePoint when it is damaged, StorageUnavailable when that can't be told."""
+        looked = verify.inspect(store, name, foreign=foreign)
+        if looked.verdict.outcome == verify.CANNOT_TELL:
+            raise StorageUnavailable(f"{name}: {looked.verdict.reason}")
+        if looked.verdict.outcome == verify.DAMAGED:
+            raise NoResumePoint(f"{name} is damaged: {looked.verdict.reason}")
+        self._store, self._name, self._manifest = store, name, looked.manifest
+        self.marker: Marker = parse_marker(looked.marker)
+        metadata = load_real(looked.marker)
+        described, paths = metadata.state_dict_metadata, metadata.planner_data or {}
+        self.paths = {key: tuple(paths.get(key, tuple(key.split(".")))) for key in self.marker.shapes}
+        self._dtypes: dict[str, torch.dtype] = {
+            key: described[key].properties.dtype
+            for key, shape in self.marker.shapes.items()
+            if shape is not None
+        }
+
+    def read(self, key: str) -> torch.Tensor:
+        """One tensor, on the CPU."""
+        shape = self.marker.shapes[key]
+        assert shape is not None
+        whole = torch.empty(shape, dtype=self._dtypes[key])
+        for offsets, sizes in self.marker.chunks[key]:
+            if not math.prod(sizes):
+                continue
+            place = whole
+            for axis, (start, length) in enumerate(zip(offsets, sizes, strict=True)):
+                place = place.narrow(axis, start, length)
+            piece = self._load(key, offsets)
+            if piece.shape != place.shape:
+                raise NoResumePoint(
+                    f"{self._name} is damaged: a piece of {key} has shape {tuple(piece.shape)}"
+                )
+            place.copy_(piece)
+        return whole
+
+    def value(self, key: str) -> Any:
+        """One value that is no tensor. Only plain ones: nothing that a pickle says is run."""
+        return self._load(key, None)
+
+    def _load(self, key: str, offsets: tuple[int, ...] | None) -> Any:
+        item = self.marker.items[key, offsets]
+        data = self._bytes(item.file, item.offset, item.length)
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+    def _bytes(self, file: str, offset: int, length: int) -> bytes:
+        path = f"{self._name}/{file}"
+        if self._manifest is None:
+            return self._store.read(path, offset, length)
+        entry = self._manifest.files[file]
+        stream = verified_stream(self._store, path, entry, self._manifest.block_bytes)
+        stream.seek(offset)
+        return stream.read(length) or b""
+
+
+class _Twins:
+    """Notices large tensors with the same bytes."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[Any, ...], str] = {}
+        self.pairs: list[tuple[str, str]] = []
+
+    def look(self, name: str, tensor: torch.Tensor) -> None:
+        size = tensor.numel() * tensor.element_size()
+        if size < _TWIN_BYTES:
+            return
+        data = tensor.contiguous().view(torch.uint8).numpy()
+        print_ = (tuple(tensor.shape), tensor.dtype, xxhash.xxh3_128_digest(data.data))
+        first = self._seen.setdefault(print_, name)
+        if first != name:
+            self.pairs.append((first, name))
+
+
+def write_safetensors(
+    tensors: Tensors, shards: tuple[Shard, ...], directory: Path, dtype: str | None, advance: Advance
+) -> Exported:
+    """Files as ``transformers`` writes them, with an index when there are several."""
+    twins, total = _Twins(), 0
+    weight_map: dict[str, str] = {}
+    for shard in shards:
+        total += _write_shard(tensors, shard, directory, dtype, twins, advance)
+        weight_map.update((one.name, shard.file) for one in shard.kept)
+    files = [shard.file for shard in shards]
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        (directory / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+        files.append(INDEX_FILE)
+    return Exported(tuple(files), len(weight_map), total, tuple(twins.pairs))
+
+
+def _write_shard(
+    tensors: Tensors, shard: Shard, directory: Path, dtype: str | None, twins: _Twins, advance: Advance
+) -> int:
+    """Bytes of its tensors. None of them is alive when it returns."""
+    content = dict(_content(tensors, shard.kept, dtype, twins, advance))
+    _save_shard(content, directory / shard.file)
+    return sum(tensor.numel() * tensor.element_size() for tensor in content.values())
+
+
+def _save_shard(content: dict[str, torch.Tensor], file: Path) -> None:
+    try:
+        save_file(content, file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{file.name}: {error}") from error
+
+
+def _content(
+    tensors: Tensors, kept: tuple[Kept, ...], dtype: str | None, twins: _Twins, advance: Advance
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for one in kept:
+        tensor = tensors.read(one.key)
+        advance(tensor.numel() * tensor.element_size())
+        tensor = cast(tensor, dtype)
+        twins.look(one.name, tensor)
+        yield one.name, tensor
+
+
+def cast(tensor: torch.Tensor, dtype: str | None) -> torch.Tensor:
+    """Floating-point tensors in another type; all others, and all for None, as they are."""
+    if dtype is None or not tensor.is_floating_point():
+        return tensor
+    wanted: torch.dtype = getattr(torch, dtype)
+    return tensor.to(wanted)
+
+
+def write_torch(
+    tensors: Tensors,
+    kept: tuple[Kept, ...],
+    others: tuple[str, ...],
+    file: Path,
+    dtype: str | None,
+    advance: Advance,
+) -> Exported:
+    """One file for ``torch.load(..., weights_only=True)``; all of it is in memory once.
+
+    Args:
+        others: keys of whole groups (optimizers), tensors or not, nested as they were saved. With them the
+            weights are nested, too.
+    """
+    twins = _Twins()
+    state: dict[str, Any] = dict(_content(tensors, kept, dtype, twins, advance))
+    total = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    if others:
+        state = {"model": state, **_nested(tensors, others, advance)}
+    try:
+        torch.save(state, file)
+    except RuntimeError as error:  # what torch makes of a full disk
+        raise OSError(f"{file.name}: {error}") from error
+    return Exported((file.name,), len(kept), total, tuple(twins.pairs))
+
+
+def _nested(tensors: Tensors, keys: tuple[str, ...], advance: Advance) -> dict[str, Any]:
+    """Dicts and lists, as they were when they were saved."""
+    root: dict[str, Any] = {}
+    for key in keys:
+        is_tensor = tensors.marker.shapes[key] is not None
+        value = tensors.read(key) if is_tensor else tensors.value(key)
+        if is_tensor:
+            advance(value.numel() * value.element_size())
+        set_element(root, tensors.paths[key], value)
+    return root
