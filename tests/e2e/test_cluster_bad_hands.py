@@ -221,10 +221,8 @@ def test_address_is_used_again(
         second.remove()
 
 
-@pytest.mark.parametrize("how", ["unsigned", "garbage"])
-def test_agent_lies(cluster_run: ClusterRun, how: str) -> None:
-    """An agent that is not believed any more: training goes on for a while, then its pod is replaced."""
-    run = cluster_run.faking()
+def lying(run: ClusterRun, how: str) -> None:
+    """The agent of train-1-1 will lie so, to an operator that waits for nothing."""
     lie = f"{MOUNT}/lie"
     run.container["env"] += [
         {"name": "PATH", "value": f"{LYING}:{os.environ['PATH']}"},
@@ -233,6 +231,32 @@ def test_agent_lies(cluster_run: ClusterRun, how: str) -> None:
     ]
     run.operator.kill()
     run.operator.begin(program=other_operator.program("impatient")).await_ready()
+
+
+def test_agent_tells_of_an_old_attempt(cluster_run: ClusterRun) -> None:
+    """An agent that says, signed, that it is at an attempt before: its ranks count as gone, and as it never
+    takes the next assignment either, by its own word, its pod is replaced. Nothing is the script's fault."""
+    run = cluster_run.faking()
+    lying(run, "old")
+    run.create()
+    with Witness(run):
+        run.until_step(60)
+        kept = run.life("train-0-1")
+        (run.volume / "lie").touch()
+        run.wait(lambda: run.members() == ["train-0-1", "train-1-2"], "the liar to be replaced")
+        status = run.until_goes_on(run.status().attempt.number)
+        assert run.life("train-0-1") == kept
+    assert set(causes(status)) <= {"unknown", "node_lost"}
+    assert status.budgets.user_error == ()
+    assert status.attempt.start_step >= 40
+    run.operator.kill()
+
+
+@pytest.mark.parametrize("how", ["unsigned", "garbage"])
+def test_agent_lies(cluster_run: ClusterRun, how: str) -> None:
+    """An agent that is not believed any more: training goes on for a while, then its pod is replaced."""
+    run = cluster_run.faking()
+    lying(run, how)
     run.create()
     with Witness(run):
         run.until_step(60)

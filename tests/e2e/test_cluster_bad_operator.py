@@ -10,17 +10,19 @@ import os
 import secrets
 import signal
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import other_operator
 import pytest
-from cluster_run import ClusterRun, causes, step_of
+from cluster_run import ClusterRun, Operator, causes, step_of
 from cluster_witness import Witness
 
 from bed.api import path
 from resumable_operator.keys import SECRET_NAME
 from resumable_training.contract.labels import ANNOTATION_KEY_ID, KIND
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 LATE = 10_000  # no checkpoint: no endings are given back
 WRITES_A_SECOND = 8.0  # of two operators that may write a changed status every half second
@@ -63,6 +65,57 @@ def test_two_operators(cluster_run: ClusterRun) -> None:
         assert process.process.poll() is None
         assert not [line for line in process.lines() if line["level"] == "error"]
     first.kill()
+
+
+@pytest.fixture
+def second_operator(cluster_run: ClusterRun, tmp_path: Path) -> Iterator[Operator]:
+    """Installed in another namespace, with a master key of its own, for the same jobs."""
+    second = Operator(cluster_run.plane, tmp_path)
+    try:
+        yield second.start()
+    finally:
+        second.remove()
+
+
+def test_two_installations(cluster_run: ClusterRun, second_operator: Operator) -> None:
+    """Of two with different keys one looks after a job, from its start on; the other says that it is there,
+    and leaves it alone: all pods have one key, and one pod and one attempt follow a loss."""
+    run = cluster_run
+    with Witness(run):
+        run.faking(steps=150).create(replicas=3)
+        run.until_step(30)
+        assert "leaves the job alone" in run.until_event("OtherOperator")
+        os.kill(run.agent("train-1-1"), signal.SIGKILL)
+        run.until_goes_on(2)
+        assert run.members() == ["train-0-1", "train-1-2", "train-2-1"]
+        assert len(set(key_ids(run).values())) == 1
+        status = run.finish()
+    assert (causes(status), status.attempt.number, status.step) == (["node_lost"], 2, 150)
+    assert len(run.events("OtherOperator")) == 1
+    for operator in (run.operator, second_operator):
+        assert operator.process.process.poll() is None
+        assert not [line for line in operator.process.lines() if line["level"] == "error"]
+
+
+@pytest.mark.soak
+def test_takes_over_from_one_that_is_gone(cluster_run: ClusterRun, second_operator: Operator) -> None:
+    """When the first installation has ceased the second one looks after its jobs: workers that it can't talk
+    to are replaced on purpose, and not a step is done twice."""
+    second_operator.kill()
+    run = cluster_run.faking("--step-seconds", "0.05", steps=600).create()
+    with Witness(run):
+        run.until_step(30)
+        theirs = run.status().operator
+        before = set(key_ids(run).values())
+        run.operator.kill()
+        second_operator.begin(program=other_operator.program("impatient")).await_ready()
+        run.until_goes_on(2)
+        assert run.status().operator not in ("", theirs)
+        assert run.members() == ["train-0-2", "train-1-2"]
+        assert before.isdisjoint(key_ids(run)[worker] for worker in run.members())
+        status = run.finish()
+    assert [item.planned for item in status.interruptions] == [True]
+    assert status.ledger.rework_steps == 0
 
 
 def test_faults_while_it_was_away(cluster_run: ClusterRun) -> None:
@@ -172,6 +225,7 @@ def test_deleted_master_key(cluster_run: ClusterRun) -> None:
     assert run.api.get(master(run))["data"] == before
 
 
+@pytest.mark.soak
 def test_lost_master_key(cluster_run: ClusterRun) -> None:
     """It is gone while no operator works: training goes on, which is said; after a time all workers are
     replaced by ones that can be spoken to, and the job ends as it should."""
@@ -181,7 +235,7 @@ def test_lost_master_key(cluster_run: ClusterRun) -> None:
         before = run.status()
         run.operator.kill()
         run.api.delete(master(run))
-        run.operator.start()
+        run.operator.begin(program=other_operator.program("takes-over")).await_ready()
         run.wait(lambda: run.conditions().get("AgentKeyMismatch", ("", ""))[0] == "True", "AgentKeyMismatch")
         trains_on(run, 50)
         assert run.status().attempt.number == before.attempt.number

@@ -1,6 +1,6 @@
 """The operator as it may be one day, or in a hurry: ``other_operator.py HOW... options``, HOW being
-``next-contract`` (it speaks the contract after ours, and ours) or ``impatient`` (it replaces agents that it
-can't talk to after seconds, not minutes)."""
+``next-contract`` (it speaks the contract after ours, and ours), ``takes-over`` (jobs of another operator, at
+once) or ``impatient`` (that, and it replaces agents that it can't talk to after seconds, not minutes)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,26 @@ def next_contract() -> None:
     contract.SUPPORTED_CONTRACT_VERSIONS = (contract.CONTRACT_VERSION, contract.CONTRACT_VERSION - 1)
 
 
-def impatient() -> None:
-    from resumable_operator.decide import distrust
+def takes_over() -> None:
+    from resumable_operator.decide import claim
 
+    claim.TAKE_OVER_SECONDS = 0.0
+
+
+def impatient() -> None:
+    from resumable_operator.decide import distrust, forming
+
+    takes_over()
+    forming.LONGEST_FORMING_SECONDS = IMPATIENT_SECONDS
     for kind in distrust.PATIENCE_SECONDS:
         distrust.PATIENCE_SECONDS[kind] = IMPATIENT_SECONDS
 
 
-HOW: dict[str, Callable[[], None]] = {"next-contract": next_contract, "impatient": impatient}
+HOW: dict[str, Callable[[], None]] = {
+    "next-contract": next_contract,
+    "takes-over": takes_over,
+    "impatient": impatient,
+}
 
 
 if __name__ == "__main__":
