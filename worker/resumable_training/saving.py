@@ -29,7 +29,7 @@ class Engine(Protocol):
 
     config: CheckpointConfig  # replaced when settings change
 
-    def preflight(self) -> None: ...
+    def preflight(self, state: Any = None, /) -> None: ...
 
     def restore(self, state: Any, /) -> RestoreReport | None: ...
 
@@ -211,7 +211,7 @@ class Saver:
             DataChanged: the data is not what the checkpoint was trained on.
         """
         session = self._session
-        self._engine.preflight()
+        self._engine.preflight(self._state)
         report = self._engine.restore(self._state)
         if session.recorder is not None:
             session.recorder.restored(report)

@@ -23,6 +23,8 @@ from resumable_training.checkpoint.errors import (
     StoreMisconfigured,
     Superseded,
 )
+from resumable_training.checkpoint.fitness import Needs
+from resumable_training.checkpoint.footprint import state_bytes
 from resumable_training.checkpoint.listing import Survey, survey
 from resumable_training.checkpoint.load import Loaded, Loader, Source, look
 from resumable_training.checkpoint.preflight import preflight
@@ -107,9 +109,13 @@ class CheckpointEngine:
         """The record this attempt trains under; None before ``restore``."""
         return self._record
 
-    def preflight(self) -> None:
-        """Claim the store and prove that it can be trusted; see ``preflight.preflight`` for errors."""
-        self._identity = preflight(self._store, self.config, self._job, self._ranks)
+    def preflight(self, state: TrainingState | None = None) -> None:
+        """Claim the store and prove that it can be trusted; see ``preflight.preflight`` for errors.
+
+        ``state``: what will be saved; without it nobody asks whether there is room for it.
+        """
+        needs = Needs(state_bytes(state) if state else 0)
+        self._identity = preflight(self._store, self.config, self._job, self._ranks, needs, self._warn)
 
     # Restore --------------------------------------------------------------------------------------------
 

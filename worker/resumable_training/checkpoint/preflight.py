@@ -1,21 +1,36 @@
-"""Prove before the first step that the store can hold checkpoints: writable, shared, create-only.
+"""Prove before the first step that the store can hold checkpoints: writable, shared, create-only, large.
 
 A directory that every node has for itself looks fine until the first resume on other nodes. So each rank
-leaves a file and must see everybody's.
+leaves a file and must see everybody's. What is found, here and about the machines (``fitness``), comes as one
+message, so that it can be mended in one go.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 import uuid
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 from resumable_training.checkpoint.errors import (
+    CheckpointUserError,
     StorageRefused,
     StorageUnavailable,
     StoreExists,
     StoreMisconfigured,
+)
+from resumable_training.checkpoint.fitness import (
+    ERROR,
+    Finding,
+    Look,
+    Needs,
+    Room,
+    Shm,
+    judge,
+    message,
+    shm_text,
 )
 from resumable_training.checkpoint.identity import (
     PROBES_DIRECTORY,
@@ -23,35 +38,114 @@ from resumable_training.checkpoint.identity import (
     prove_create_only,
     read_identity,
 )
+from resumable_training.checkpoint.local import LocalStore
 from resumable_training.checkpoint.ranks import Ranks
+from resumable_training.checkpoint.retain import LEAST_KEPT
 from resumable_training.checkpoint.store import Store
 from resumable_training.contract.assignment import CheckpointConfig
 from resumable_training.contract.manifest import StoreIdentity
 
+SHM = Path("/dev/shm")  # noqa: S108  no file is made there
 _OLD_PROBE_SECONDS = 3600.0
 
 
-def preflight(store: Store, config: CheckpointConfig, owner: str, ranks: Ranks) -> StoreIdentity:
+def preflight(
+    store: Store,
+    config: CheckpointConfig,
+    owner: str,
+    ranks: Ranks,
+    needs: Needs | None = None,
+    warn: Callable[[str], None] = lambda text: None,
+) -> StoreIdentity:
     """Claim the store and check it from every rank. All ranks return, or all raise.
 
+    Args:
+        needs: of this rank, where it is known.
+        warn: called on rank 0, once, with all that is no error.
+
     Raises:
-        StoreMisconfigured: not writable, not shared, no create-only writes (with the fix).
+        StoreMisconfigured: not writable, not shared, no create-only writes, too small (with the fix).
         StoreOwnership: another job's store.
         StorageUnavailable: any of these, for a job that has saved here before: then it is a broken mount.
     """
+    ranks.gather(None)  # so that all read their clocks at about the same moment
+    looks = ranks.gather(_look(needs or Needs()))
+    failure: CheckpointUserError | None = None
+    identity: StoreIdentity | None = None
+    skews: list[float] = []
     try:
-        identity = ranks.first(lambda: _claim(store, config, owner))
-        round_name, host = ranks.first(lambda: (uuid.uuid4().hex, socket.gethostname()))
-        ranks.together(lambda: _await_store(store, identity, host))
-        probes = ranks.agree(lambda: _write_probe(store, round_name, ranks.rank))
-        ranks.together(lambda: _await_probes(store, probes))
-        ranks.together(lambda: _prove_refusal(store, probes, ranks.rank))
-        ranks.together(lambda: store.delete(f"{PROBES_DIRECTORY}/{probes[ranks.rank]}"))
-    except StoreMisconfigured as error:
-        if config.known_checkpoint:
-            raise StorageUnavailable(f"{error} (It held this job's checkpoints before.)") from error
-        raise
+        identity, skews = _prove(store, config, owner, ranks)
+    except CheckpointUserError as error:
+        failure = error
+    found = ranks.first(lambda: judge(looks, _room(store, config), skews))
+    errors = [one for one in found if one.severity == ERROR]
+    if identity is None or errors:
+        _refuse(failure, errors, config)
+    assert identity is not None
+    warnings = [one for one in found if one.severity != ERROR]
+    if warnings and ranks.rank == 0:
+        warn(message(warnings))
     return identity
+
+
+def _refuse(failure: CheckpointUserError | None, errors: list[Finding], config: CheckpointConfig) -> None:
+    """Raises one error with all that is wrong."""
+    kind = type(failure) if failure is not None else StoreMisconfigured
+    first = [Finding(ERROR, str(failure))] if failure is not None else []
+    text = message([*first, *errors])
+    if config.known_checkpoint and issubclass(kind, StoreMisconfigured):
+        raise StorageUnavailable(f"{text} (It held this job's checkpoints before.)") from failure
+    raise kind(text) from failure
+
+
+def shm_problem(needed_bytes: int) -> str | None:
+    """What is wrong with /dev/shm for so many bytes, with the fix, in one sentence; None: nothing."""
+    return shm_text(_shm(), needed_bytes)
+
+
+def _look(needs: Needs) -> Look:
+    return Look(socket.gethostname(), time.time(), _shm(), needs)
+
+
+def _shm() -> Shm | None:
+    try:
+        told = os.statvfs(SHM)
+    except OSError:
+        return None
+    return Shm(told.f_blocks * told.f_frsize, told.f_bavail * told.f_frsize)
+
+
+def _room(store: Store, config: CheckpointConfig) -> Room:
+    keep = max(config.keep_last, LEAST_KEPT)
+    return Room(store.location, _free(store), keep, config.known_checkpoint)
+
+
+def _free(store: Store) -> int | None:
+    """Of a directory; of its nearest parent while it is not there. None: object storage has no end."""
+    if not isinstance(store, LocalStore):
+        return None
+    there = next((path for path in (store.root, *store.root.parents) if path.exists()), None)
+    try:
+        told = os.statvfs(there) if there is not None else None
+    except OSError:
+        return None
+    return told.f_bavail * told.f_frsize if told is not None and told.f_blocks else None
+
+
+def _prove(
+    store: Store, config: CheckpointConfig, owner: str, ranks: Ranks
+) -> tuple[StoreIdentity, list[float]]:
+    """The store's identity, and by rank how far the store's clock is ahead of its own."""
+    identity = ranks.first(lambda: _claim(store, config, owner))
+    round_name, host = ranks.first(lambda: (uuid.uuid4().hex, socket.gethostname()))
+    ranks.together(lambda: _await_store(store, identity, host))
+    probes = ranks.agree(lambda: _write_probe(store, round_name, ranks.rank))
+    written = time.time()
+    modified = ranks.together(lambda: _await_probes(store, probes, probes[ranks.rank]))
+    skews = ranks.gather(modified - written)
+    ranks.together(lambda: _prove_refusal(store, probes, ranks.rank))
+    ranks.together(lambda: store.delete(f"{PROBES_DIRECTORY}/{probes[ranks.rank]}"))
+    return identity, skews
 
 
 def _claim(store: Store, config: CheckpointConfig, owner: str) -> StoreIdentity:
@@ -115,17 +209,21 @@ def _write_probe(store: Store, round_name: str, rank: int) -> str:
     return name
 
 
-def _await_probes(store: Store, probes: Collection[str]) -> None:
+def _await_probes(store: Store, probes: Collection[str], own: str) -> float:
+    """When the store says that our own was written, in seconds of its clock."""
     missing = set(probes)
+    modified = {}
 
     def seen() -> bool:
-        missing.difference_update(entry.name for entry in store.entries(PROBES_DIRECTORY))
+        modified.update({entry.name: entry.modified for entry in store.entries(PROBES_DIRECTORY)})
+        missing.difference_update(modified)
         return not missing
 
     if not _wait_until(seen, store.visibility_seconds):
         ranks = ", ".join(str(int(name.rpartition("-")[2])) for name in sorted(missing)[:8])
         first_host = socket.gethostname()
         raise _not_shared(store, first_host, f"{len(missing)} ranks' files are not seen here (rank {ranks})")
+    return float(modified[own])
 
 
 def _prove_refusal(store: Store, probes: list[str], rank: int) -> None:
