@@ -62,7 +62,7 @@ def test_trouble_that_passes_is_not_seen_when_reading(
     start(job, 1, 5, 10)
     reads = [
         ("GET", SHARD),
-        ("HEAD", SHARD),
+        ("HEAD", MARKER_FILE),
         ("GET", MARKER_FILE),
         ("GET", "manifest.json"),
         ("GET", "list-type=2"),

@@ -34,8 +34,8 @@ class Mismatch:
         unexpected = {key: shape for key, shape in self.unexpected.items() if key not in keys}
         return replace(self, missing=missing, unexpected=unexpected)
 
-    def message(self, checkpoint: str) -> str:
-        """All of it, one key a line."""
+    def message(self, checkpoint: str, remedy: str = REMEDY) -> str:
+        """All of it, one key a line, and what to do."""
         lines = [f"checkpoint {checkpoint} does not fit what is tracked:"]
         lines += [f"  {note}" for note in self.notes]
         lines += _section(
@@ -52,7 +52,7 @@ class Mismatch:
                 for key, (saved, now) in sorted(self.reshaped.items())
             ],
         )
-        lines.append(REMEDY)
+        lines.append(remedy)
         return "\n".join(lines)
 
     def _missing_line(self, key: str) -> str:

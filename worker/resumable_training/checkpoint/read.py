@@ -99,13 +99,13 @@ class Reader:
     # Read and verify --------------------------------------------------------------------------------------
 
     def _stage(self, wanted: Sequence[Landing], *, everything: bool) -> None:
-        flags = self._gather_flags(wanted)
+        parts = self._gather_parts(wanted)
         vouched = any(place.hash for place in self._blocks.places)
-        owners = share.assign(flags, self._sizes, self._owners, everything=everything and vouched)
+        owners = share.assign(parts, self._sizes, self._owners, everything=everything and vouched)
         new = np.flatnonzero((owners == self._ranks.rank) & (self._owners == NOBODY)).tolist()
         self._owners = owners
-        needed: share.Flags = np.logical_or.reduce(flags)
-        self._held |= needed
+        needed: list[bool] = (parts.max(axis=0) > 0).tolist()
+        self._held |= np.array(needed, dtype=np.bool_)
         shares = self._ranks.agree(lambda: self._read_share(new, needed))
         verdict = self._agreed(verify.worst(one.verdict for one in shares))
         if verdict.outcome != OK:
@@ -114,16 +114,19 @@ class Reader:
             self._begins.update(one.begins)
             self._problems.update(one.problems)
 
-    def _gather_flags(self, wanted: Iterable[Landing]) -> share.Flags:
-        mine = np.zeros(len(self._blocks), dtype=np.bool_)
+    def _gather_parts(self, wanted: Iterable[Landing]) -> share.Parts:
+        """How much of each block each rank wants, as ``share.assign`` takes it."""
+        mine = np.zeros(len(self._blocks))
         for one in wanted:
-            numbers = self._blocks.numbers(one.item.file, *one.rough)
-            mine[numbers.start : numbers.stop] = True
-        packed = self._ranks.gather(np.packbits(mine).tobytes())
-        rows = [np.unpackbits(np.frombuffer(row, np.uint8), count=len(mine)) for row in packed]
-        return np.array(rows, dtype=np.bool_).reshape(len(packed), len(mine))
+            start, stop = one.rough
+            for number in self._blocks.numbers(one.item.file, start, stop):
+                place = self._blocks.places[number]
+                mine[number] += min(stop, place.at + place.length) - max(start, place.at)
+        parts = np.ceil(share.ALL * np.minimum(mine / np.maximum(self._sizes, 1), 1)).astype(np.uint8)
+        rows = [np.frombuffer(row, np.uint8) for row in self._ranks.gather(parts.tobytes())]
+        return np.array(rows, dtype=np.uint8).reshape(len(rows), len(mine))
 
-    def _read_share(self, new: list[int], needed: share.Flags) -> _Share:
+    def _read_share(self, new: list[int], needed: Sequence[bool]) -> _Share:
         """Read this rank's blocks; stops at the first that is not right."""
 
         def read(number: int) -> tuple[bytes, Verdict]:

@@ -10,15 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 Numbers = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+Parts = npt.NDArray[np.uint8]
 NOBODY = -1
+ALL = 255  # of a block
 
 
-def assign(wanted: Flags, sizes: Numbers, owners: Numbers, *, everything: bool) -> Numbers:
-    """Who reads each block: one that wants it, in long runs, and alike in bytes where there is a choice.
+def assign(wanted: Parts, sizes: Numbers, owners: Numbers, *, everything: bool) -> Numbers:
+    """Who reads each block: one that wants much of it, in long runs, and alike in bytes if there is a choice.
 
     Args:
-        wanted: ranks x blocks.
+        wanted: ranks x blocks, how much of a block a rank wants: 0 nothing, ALL all of it.
         sizes: bytes of each block.
         owners: who has read a block before, or NOBODY; stays as it is.
         everything: blocks that nobody wants are read, too, so that they are verified.
@@ -27,12 +28,13 @@ def assign(wanted: Flags, sizes: Numbers, owners: Numbers, *, everything: bool) 
         the reader of each block, or NOBODY.
     """
     result = owners.copy()
-    new = np.flatnonzero((owners == NOBODY) & (wanted.any(axis=0) | everything))
+    most = wanted.max(axis=0)
+    new = np.flatnonzero((owners == NOBODY) & ((most > 0) | everything))
     load = [0] * len(wanted)
     fair = int(sizes[new].sum()) / len(wanted)
     last = 0
     for block in new:
-        who = np.flatnonzero(wanted[:, block]).tolist() or range(len(wanted))
+        who = np.flatnonzero(2 * wanted[:, block].astype(int) >= most[block]).tolist()
         size = int(sizes[block])
         if last not in who or load[last] + size / 2 > fair:
             last = min(who, key=lambda rank: (load[rank], rank))

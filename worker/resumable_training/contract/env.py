@@ -23,6 +23,10 @@ RESUME_FROM = "RESUMABLE_RESUME_FROM"
 TRACE_DIR = "RESUMABLE_TRACE_DIR"  # when set, each rank writes the sample ids it consumed below it
 HANG_SECONDS = "RESUMABLE_HANG_SECONDS"
 
+# user -> rank ---------------------------------------------------------------------------------------
+# "1": values that another program pickled beside its tensors may be executed when its checkpoint is resumed.
+TRUST_PICKLES = "RESUMABLE_TRUST_PICKLES"
+
 # operator / local cluster -> agent ------------------------------------------------------------------
 AGENT_SPEC = "RESUMABLE_AGENT_SPEC"  # contract.assignment.AgentSpec: the JSON itself, or the path of a file
 POD_ADDRESS = "RESUMABLE_POD_ADDRESS"  # address of the pod, which AGENT_SPEC refers to
