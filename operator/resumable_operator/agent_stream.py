@@ -17,7 +17,7 @@ import orjson
 from resumable_operator.agent_http import Connection
 from resumable_operator.errors import AgentNotBelieved, AgentUnreachable
 from resumable_training.contract import signing
-from resumable_training.contract.codec import from_json
+from resumable_training.contract.codec import from_plain
 from resumable_training.contract.events import SNAPSHOT, Event
 
 SHOWN_CHARACTERS = 200  # of what a stranger says
@@ -86,11 +86,11 @@ class EventStream:
             raise AgentNotBelieved("words", message)
         self._index += 1
         if _SNAPSHOT not in text:
-            return from_json(Event, line)
+            return from_plain(Event, json_object(line))
         timeless = _COUNTS.sub("", text)
         if timeless == self._snapshot:
             return Beat(max(int(number) for name, number in _COUNTS.findall(text) if name != "last_seq"))
-        event = from_json(Event, line)
+        event = from_plain(Event, json_object(line))
         self._snapshot = timeless
         return event
 
