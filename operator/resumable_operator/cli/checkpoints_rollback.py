@@ -143,6 +143,9 @@ def _told(done: RolledBack, directory: str) -> str:
     if done.left:
         undo = shlex.join(["rtj", "checkpoints", "rollback", directory, "--to", done.left[0]])
         lines.append(f"left behind until retention takes them: {', '.join(done.left)}; `{undo}` undoes this")
+        lines.append(
+            f"`{shlex.join(['rtj', 'checkpoints', 'pin', directory, done.left[0]])}` keeps it longer"
+        )
     return "\n".join(lines)
 
 
