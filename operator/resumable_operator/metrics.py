@@ -31,7 +31,7 @@ from resumable_operator.decide.observation import Job
 from resumable_operator.model import JobPhase
 from resumable_training.contract import CONTRACT_VERSION
 from resumable_training.contract import metrics as names
-from resumable_training.contract.formulas import daly_interval
+from resumable_training.contract.formulas import auto_interval
 
 DISTRIBUTION = "resumable-training"
 LABELS = (names.NAMESPACE, names.JOB)
@@ -115,18 +115,28 @@ def _saved_at(job: Job, _now: float) -> Values:
 
 
 def _recommended_interval(job: Job, _now: float) -> float | None:
-    saved = job.status.checkpoint
-    if saved is None or saved.blocking_ms <= 0:
+    """What the interval ``auto`` is, or would be: the library's own word, or by the same formula."""
+    saved, checkpoint = job.status.checkpoint, job.spec.checkpoint
+    if saved is None:
         return None
-    return max(daly_interval(saved.blocking_ms / 1000, mtbf_seconds(job.status)), saved.durable_ms / 1000)
+    if checkpoint.interval == "auto" and saved.interval_seconds:
+        return saved.interval_seconds
+    found = auto_interval(
+        blocking_seconds=saved.blocking_ms / 1000,
+        durable_seconds=saved.durable_ms / 1000,
+        mtbf_seconds=mtbf_seconds(job.status),
+        cap_seconds=checkpoint.max_interval_seconds,
+    )
+    return found.seconds or None
 
 
 def _interval(job: Job, now: float) -> Values:
-    interval = job.spec.checkpoint.interval
+    checkpoint = job.spec.checkpoint
+    interval = checkpoint.interval
     if interval == "auto":
         return _recommended_interval(job, now)
     by_steps = (interval.steps or 0) * job.status.step_seconds
-    given = [seconds for seconds in (interval.seconds, by_steps) if seconds]
+    given = [seconds for seconds in (interval.seconds, by_steps, checkpoint.max_interval_seconds) if seconds]
     return min(given, default=None)
 
 

@@ -197,6 +197,8 @@ class CheckpointStatus(StatusModel):
     bytes: int = 0
     blocking_ms: int = 0
     durable_ms: int = 0
+    interval_seconds: float = 0.0  # wanted until the next one, as the library chose it; 0: not known
+    interval_bound: str = ""  # what it follows from: fixed, or of auto optimum, first, durable or cap
 
 
 class BudgetStatus(StatusModel):

@@ -234,6 +234,12 @@ class Checkpoint(SpecModel):
         "the mean time between interruptions), or an object with steps, seconds, or both, such as "
         "{steps: 50}. A bare number is refused, for it has no unit.",
     )
+    max_interval_seconds: PositiveSeconds | None = Field(
+        default=None,
+        description="Longest time of training between saves, whatever interval says, so that no failure "
+        "costs more work than this. With auto, a save that takes longer to become durable goes beyond it. "
+        "Default: no limit.",
+    )
     keep: Annotated[int, Field(ge=2, le=10_000)] = Field(
         default=3,
         description="Complete checkpoints kept, at least 2: one may turn out to be damaged.",

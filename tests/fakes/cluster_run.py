@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import moments
-from local_run import FAKE_RANK, carriers
+from local_run import FAKE_RANK, accounted_for, carriers
 from moments import Wish
 from operator_process import PROGRAM, OperatorProcess, grant, revoke
 
@@ -348,6 +348,7 @@ class ClusterRun:
         self.wait(lambda: not self.processes(), "its processes to end")
         assert self.conditions()["Succeeded"] == ("True", "AllRanksReturnedZero")
         assert self.conditions()["Running"][0] == "False"
+        accounted_for(status.ledger)
         return status
 
     def audit(self, store: Path | None = None) -> Verdict:

@@ -60,6 +60,7 @@ GOOD: dict[str, Spec] = {
         "interval by steps": {"checkpoint.interval": {"steps": 1}},
         "interval by seconds": {"checkpoint.interval": {"seconds": 0.5}},
         "interval by both": {"checkpoint.interval": {"steps": 500, "seconds": 600}},
+        "a longest interval": {"checkpoint.maxIntervalSeconds": 900.5},
         "no seconds": {"recovery": {"drainSeconds": 0, "shrinkAfterSeconds": 0.0}},
         "own budgets": {"recovery.budgets": {"userError": {"limit": 0}, "withoutProgress": 1}},
         "suspended": {"suspend": True},
@@ -250,6 +251,9 @@ BAD: dict[str, Bad] = {
         {"checkpoint.interval": {"steps": 0}}, "greater than or equal to 1", "interval.steps"
     ),
     "interval of no time": Bad({"checkpoint.interval": {"seconds": 0}}, "greater than 0", "interval.seconds"),
+    "a longest interval of no time": Bad(
+        {"checkpoint.maxIntervalSeconds": 0}, "greater than 0", "maxIntervalSeconds"
+    ),
     "negative seconds": Bad({"recovery.drainSeconds": -1}, "greater than or equal to 0", "drainSeconds"),
     "seconds in a text": Bad({"recovery.drainSeconds": "60"}, "must be of type number", "drainSeconds"),
     "seconds without end": Bad({"recovery.hangSeconds": 1e300}, "less than or equal to", "hangSeconds"),

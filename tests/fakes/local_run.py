@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from resumable_operator.model import JobStatus
+from resumable_operator.model import JobStatus, LedgerStatus
 
 FAKE_RANK = Path(__file__).with_name("fake_rank.py")
 RTJ = [sys.executable, "-m", "resumable_operator.cli.main"]
@@ -77,13 +77,14 @@ class LocalRun:
         return done.stdout
 
     def finish(self, code: int = 0) -> JobStatus:
-        """Wait for the end of ``rtj run`` and check its exit code; the last status."""
+        """Wait for the end of ``rtj run``, check its exit code and its ledger; the last status."""
         assert self.process is not None
         try:
             self.process.wait(self.patience_seconds)
         except subprocess.TimeoutExpired as error:
             raise AssertionError(f"rtj run did not end; {self.text()}") from error
         assert self.process.returncode == code, f"exit code {self.process.returncode}; {self.text()}"
+        accounted_for(self.status().ledger)
         return self.status()
 
     def signal(self, number: signal.Signals) -> None:
@@ -143,6 +144,14 @@ class LocalRun:
         found = [f"--- {path.name}\n{path.read_text()[-6000:]}" for path in parts if path.exists()]
         status = self.directory / "status.json"
         return "\n".join([*found, status.read_text()[-4000:] if status.exists() else "no status"])
+
+
+def accounted_for(ledger: LedgerStatus) -> None:
+    """Phases sum to the age exactly, and what nobody could explain is less than 1 % of it."""
+    age = ledger.settled_at - ledger.started_at
+    assert sum(ledger.phases.values()) == age
+    assert min(ledger.phases.values(), default=0) >= 0
+    assert ledger.phases.get("unaccounted", 0) <= 0.01 * age, ledger.phases
 
 
 def rtj(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

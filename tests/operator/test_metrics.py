@@ -162,6 +162,14 @@ def test_automatic_interval_is_the_recommended_one() -> None:
     assert of_one(checkpoint=slow)[names.CHECKPOINT_RECOMMENDED_INTERVAL_SECONDS] == 10_000.0
 
 
+def test_the_library_has_the_last_word_on_the_automatic_interval() -> None:
+    """It knows the mean cost of a save and how long nothing has happened; what it told is what is shown."""
+    told = STATUS.checkpoint.model_copy(update={"interval_seconds": 77.0})  # type: ignore[union-attr]
+    seen = of_one(checkpoint=told)
+    assert seen[names.CHECKPOINT_INTERVAL_SECONDS] == seen[names.CHECKPOINT_RECOMMENDED_INTERVAL_SECONDS]
+    assert seen[names.CHECKPOINT_INTERVAL_SECONDS] == 77.0
+
+
 def test_what_is_not_known_is_not_exported() -> None:
     """A new job has no checkpoint, no progress and no goodput: no series instead of a zero that lies."""
     seen = samples(job(status=JobStatus()))

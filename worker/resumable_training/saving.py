@@ -65,6 +65,8 @@ class Saver:
         self._measured_durable: float | None = None
         self._saved_at = time.monotonic()
         self._next = schedule.Announcement(schedule.NEVER, 0)
+        self._intervals = schedule.IntervalLog()
+        self._settings, self._settings_at = session.settings, time.monotonic()
         self.last_step: int | None = None
         self.restored_world_size = 0
         self.restored: dict[str, Any] = {}
@@ -88,7 +90,10 @@ class Saver:
 
     def _announce(self) -> None:
         session = self._session
-        mine = schedule.announce(self._session.settings, self._measured(), session.step, session.steps_here)
+        mine = schedule.announce(session.settings, self._measured(), session.step, session.steps_here)
+        news = self._intervals.news(session.settings, self._measured())
+        if news is not None:
+            session.say(news)
         group = session.group.private
         if group is not None:
             numbers = torch.tensor([mine.save_at, mine.meet_at], dtype=torch.int64)
@@ -97,11 +102,14 @@ class Saver:
         self._next = mine
 
     def _measured(self) -> schedule.Measured:
+        if self._settings is not self._session.settings:  # replaced by the link's thread
+            self._settings, self._settings_at = self._session.settings, time.monotonic()
         return schedule.Measured(
             step_seconds=self._session.clock.progress.step_seconds,
             since_save_seconds=time.monotonic() - self._saved_at,
             blocking_seconds=self._measured_blocking,
             durable_seconds=self._measured_durable,
+            settings_seconds=time.monotonic() - self._settings_at,
         )
 
     # -- what ------------------------------------------------------------------------------------------
@@ -140,8 +148,8 @@ class Saver:
         session = self._session
         if report.ok:
             self.last_step = report.step
-            self._measured_blocking = report.blocking_ms / 1000
-            self._measured_durable = report.durable_ms / 1000
+            self._measured_blocking = schedule.mean_cost(self._measured_blocking, report.blocking_ms / 1000)
+            self._measured_durable = schedule.mean_cost(self._measured_durable, report.durable_ms / 1000)
             event = self._checkpoint_event(report)
             session.report(rankwire.CHECKPOINT, **event)
             self._note(report, event["interval_seconds"])
@@ -156,13 +164,7 @@ class Saver:
             self._session.recorder.saved(report, interval_seconds)
 
     def _checkpoint_event(self, report: SaveReport) -> dict[str, Any]:
-        measured = self._measured()
-        seconds = schedule.interval_seconds(self._session.settings, measured)
-        steps = self._session.settings.every_steps
-        if seconds is None:
-            seconds = (steps or 0) * measured.step_seconds
-        elif measured.step_seconds > 0:
-            steps = max(1, round(seconds / measured.step_seconds))
+        interval = schedule.wanted(self._session.settings, self._measured())
         return {
             "step": report.step,
             "samples": report.samples,
@@ -170,8 +172,9 @@ class Saver:
             "bytes": report.bytes,
             "blocking_ms": report.blocking_ms,
             "durable_ms": report.durable_ms,
-            "interval_seconds": seconds,
-            "interval_steps": steps,
+            "interval_seconds": interval.seconds,
+            "interval_steps": interval.steps,
+            "interval_bound": interval.bound,
         }
 
     def _shared(self) -> dict[str, Any]:

@@ -9,22 +9,45 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from resumable_training.checkpoint.interval import auto_interval
+from resumable_training.checkpoint.interval import CAP, DURABLE, FIRST, OPTIMUM, auto_interval
 from resumable_training.contract.assignment import CheckpointConfig
 
 NEVER = 1 << 62
 MEET_SECONDS = 30.0  # settings that changed live take effect within about this time
+FIXED = "fixed"  # what bounds an interval that the user has set
 _SHORTEST_STEP = 1e-6  # seconds; keeps quotients finite
+_MEMORY = 0.3  # weight of the newest save in the mean cost
+_WORTH_TELLING = 0.1  # a change of the interval by a tenth
+_WHY = {
+    OPTIMUM: "Daly's optimum",
+    FIRST: "until a save has been measured",
+    DURABLE: "one save has to be durable before the next",
+    CAP: "the longest that checkpoint.maxIntervalSeconds allows",
+}
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What rank 0 has measured. ``step_seconds`` 0 and the others None: unknown."""
+    """What rank 0 has measured. ``step_seconds`` 0 and the others None: unknown.
+
+    ``settings_seconds``: since the settings, and the operator's estimate in them, came.
+    """
 
     step_seconds: float = 0.0
     since_save_seconds: float = 0.0
     blocking_seconds: float | None = None
     durable_seconds: float | None = None
+    settings_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The time between two saves, in steps too when their length is known, and where it comes from."""
+
+    seconds: float
+    steps: int | None
+    bound: str  # FIXED, or as of ``checkpoint.interval``
+    mtbf_seconds: float
 
 
 @dataclass(frozen=True)
@@ -35,17 +58,59 @@ class Announcement:
     meet_at: int
 
 
-def interval_seconds(config: CheckpointConfig, measured: Measured) -> float | None:
-    """The wanted time between saves; None when the interval is in steps."""
-    if config.every_steps is not None:
-        return None
-    if config.every_seconds is not None:
-        return config.every_seconds
-    return auto_interval(
-        blocking_seconds=measured.blocking_seconds,
-        durable_seconds=measured.durable_seconds or 0.0,
-        mtbf_seconds=config.mtbf_seconds,
-    ).seconds
+def mtbf_seconds(config: CheckpointConfig, measured: Measured) -> float:
+    """M by now: the operator's estimate, and the time since then without an interruption."""
+    return config.mtbf_seconds + measured.settings_seconds / (1 + config.interruptions)
+
+
+def wanted(config: CheckpointConfig, measured: Measured) -> Wanted:
+    """The interval in force."""
+    mtbf, length = mtbf_seconds(config, measured), measured.step_seconds
+    if config.every_steps is not None or config.every_seconds is not None:
+        by_steps = None if config.every_steps is None else config.every_steps * length
+        given = (by_steps, config.every_seconds, config.longest_seconds)
+        seconds, bound = min(seconds for seconds in given if seconds is not None), FIXED
+    else:
+        found = auto_interval(
+            blocking_seconds=measured.blocking_seconds,
+            durable_seconds=measured.durable_seconds or 0.0,
+            mtbf_seconds=mtbf,
+            cap_seconds=config.longest_seconds,
+        )
+        seconds, bound = found.seconds, found.bound
+    steps = max(1, round(seconds / max(length, _SHORTEST_STEP))) if length > 0 else config.every_steps
+    return Wanted(seconds, steps, bound, mtbf)
+
+
+def mean_cost(before: float | None, newest: float) -> float:
+    """Seconds that a save costs: an exponential mean, since one slow save says little about the next."""
+    return newest if before is None else before + _MEMORY * (newest - before)
+
+
+class IntervalLog:
+    """Says when the interval ``auto`` has moved by more than a tenth since it was told last, and why."""
+
+    def __init__(self) -> None:
+        self._told: float | None = None
+
+    def news(self, config: CheckpointConfig, measured: Measured) -> str | None:
+        """One line with the numbers that led to it; None when there is nothing to tell."""
+        now = wanted(config, measured)
+        if now.bound == FIXED:
+            self._told = None
+            return None
+        before = self._told
+        if before is not None and abs(now.seconds - before) <= _WORTH_TELLING * before:
+            return None
+        self._told = now.seconds
+        was = "" if before is None else f" instead of {before:.1f} s"
+        costs = ""
+        if measured.blocking_seconds is not None:
+            costs = (
+                f"; a save costs {measured.blocking_seconds:.3f} s (d) and is durable after"
+                f" {measured.durable_seconds or 0.0:.1f} s, an interruption every {now.mtbf_seconds:.0f} s (M)"
+            )
+        return f"saving every {now.seconds:.1f} s{was}: {_WHY[now.bound]}{costs}"
 
 
 def announce(config: CheckpointConfig, measured: Measured, step: int, steps_here: int) -> Announcement:
@@ -63,11 +128,11 @@ def announce(config: CheckpointConfig, measured: Measured, step: int, steps_here
 
 
 def _save_at(config: CheckpointConfig, measured: Measured, step: int) -> int:
-    if config.every_steps is not None:
-        return (step // config.every_steps + 1) * config.every_steps
-    if measured.step_seconds <= 0:
-        return NEVER
-    seconds = interval_seconds(config, measured)
-    assert seconds is not None
+    by_steps = NEVER if config.every_steps is None else (step // config.every_steps + 1) * config.every_steps
+    bounds = [limit for limit in (config.every_seconds, config.longest_seconds) if limit is not None]
+    if measured.step_seconds <= 0 or (config.every_steps is not None and not bounds):
+        return by_steps
+    fixed = config.every_steps is not None or config.every_seconds is not None
+    seconds = min(bounds) if fixed else wanted(config, measured).seconds
     left = seconds - measured.since_save_seconds
-    return step + max(1, round(left / max(measured.step_seconds, _SHORTEST_STEP)))
+    return min(by_steps, step + max(1, round(left / max(measured.step_seconds, _SHORTEST_STEP))))

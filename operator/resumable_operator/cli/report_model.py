@@ -11,7 +11,7 @@ from statistics import fmean, median
 
 from resumable_operator.cli.rundir import HistoryEvent, JobFile, Lines
 from resumable_operator.decide import goodput as formulas
-from resumable_operator.decide.ledger import milliseconds, phases_at
+from resumable_operator.decide.ledger import UNACCOUNTED, milliseconds, phases_at, unsettled_ms
 from resumable_operator.model import Interruption, JobStatus, Model, SaveInterval
 from resumable_training.checkpoint.interval import auto_interval
 from resumable_training.contract import events
@@ -175,9 +175,16 @@ def goodput_numbers(status: JobStatus, now: float) -> GoodputNumbers:
 
 
 def phase_shares(status: JobStatus, now: float) -> tuple[PhaseShare, ...]:
-    """Every phase that took time, longest first; their seconds sum to the age."""
-    phases = phases_at(status.ledger, milliseconds(now))
+    """Every phase that took time, longest first; with the unsettled seconds they sum to the age.
+
+    What training ranks did since their last report is not unaccounted for: it is unsettled, and most likely
+    explained by the next one.
+    """
+    settled, at = status.ledger, milliseconds(now)
+    phases = phases_at(settled, at)
     age = sum(phases.values())
+    if settled.open_phase == UNACCOUNTED:
+        phases[UNACCOUNTED] -= unsettled_ms(settled, at)
     longest_first = sorted(phases.items(), key=lambda item: -item[1])
     return tuple(
         PhaseShare(phase=phase, seconds=amount / 1000, share=amount / age)

@@ -8,10 +8,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from resumable_operator.cli.exitcodes import UsageProblem
-from resumable_operator.model import SaveInterval
+from resumable_operator.model import Checkpoint
 from resumable_operator.simulate.failures import Failure, Machines, Process, Racks, SpotWaves, Trace
 from resumable_operator.simulate.grid import Cell
 from resumable_operator.simulate.parameters import STAGES, Costs, Parameters, Restart, make_spec
@@ -85,7 +85,7 @@ def _cell(wish: Wish, chosen: Mapping[str, str], shown: Mapping[str, str]) -> Ce
     parameters = Parameters(
         spec=spec,
         costs=costs,
-        interval=_interval(chosen, spec.checkpoint.interval, costs.step),
+        interval=_interval(chosen, spec.checkpoint, costs.step),
         gpus_per_worker=wish.gpus,
         days=wish.days,
     )
@@ -119,19 +119,25 @@ def _costs(wish: Wish, chosen: Mapping[str, str]) -> Costs:
     return costs
 
 
-def _interval(chosen: Mapping[str, str], spec: SaveInterval | str, step: float) -> float | Any:
+def _interval(chosen: Mapping[str, str], checkpoint: Checkpoint, step: float) -> float | Literal["auto"]:
     text = chosen.get("interval")
+    if text is None:
+        return _interval_of_spec(checkpoint, step)
     if text == AUTO:
-        return AUTO
-    if text is not None:
-        found = seconds(text, "--interval")
-        if found <= 0:
-            raise UsageProblem("--interval: give a time above 0, or auto")
-        return found
-    if isinstance(spec, str):
-        return AUTO
-    given = [value for value in (spec.seconds, spec.steps and spec.steps * step) if value]
-    return min(given)
+        return "auto"
+    found = seconds(text, "--interval")
+    if found <= 0:
+        raise UsageProblem("--interval: give a time above 0, or auto")
+    return found
+
+
+def _interval_of_spec(checkpoint: Checkpoint, step: float) -> float | Literal["auto"]:
+    interval = checkpoint.interval
+    if interval == "auto":
+        return "auto"
+    by_steps = interval.steps * step if interval.steps else None
+    given = (by_steps, interval.seconds, checkpoint.max_interval_seconds)
+    return min(value for value in given if value)
 
 
 def _machine_mtbf(wish: Wish, chosen: Mapping[str, str], replicas: int) -> float | None:

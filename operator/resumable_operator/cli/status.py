@@ -20,9 +20,16 @@ from resumable_operator.cli.report_model import Ending, sighting
 from resumable_operator.cli.source import JobSource
 from resumable_operator.cli.status_model import PodLine, StatusView
 from resumable_operator.cli.units import byte_size, duration, percent
+from resumable_operator.model import CheckpointStatus
 from resumable_operator.words import counted
 
 PODS_SHOWN = 12
+_BOUNDS = {
+    "optimum": "auto",
+    "first": "auto, nothing measured yet",
+    "durable": "auto, as often as a save can be stored",
+    "cap": "auto, held down by maxIntervalSeconds",
+}
 
 
 CLUSTER_HELP = """Show what a job is doing and why.
@@ -176,8 +183,16 @@ def _checkpoint(view: StatusView) -> str:
     age = duration(max(0.0, view.at - newest.at))
     return (
         f"step {newest.step} ({newest.name}), {byte_size(newest.bytes)}, {age} ago,"
-        f" stopped training for {duration(newest.blocking_ms / 1000)}"
+        f" stopped training for {duration(newest.blocking_ms / 1000)}{_next(newest)}"
     )
+
+
+def _next(newest: CheckpointStatus) -> str:
+    """When the library wants the next one, and what that follows from."""
+    if not newest.interval_seconds:
+        return ""
+    why = _BOUNDS.get(newest.interval_bound, newest.interval_bound)
+    return f"; every {duration(newest.interval_seconds)}{f' ({why})' if why else ''}"
 
 
 def _interruption(item: Ending, view: StatusView) -> list[Text]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from resumable_operator.decide import goodput
 from resumable_operator.decide.observation import Job
 from resumable_operator.model import Checkpoint, JobSpec, JobStatus, MemberStatus
 from resumable_training.contract.assignment import Assignment, CheckpointConfig, Limits, Member
 from resumable_training.contract.codec import to_json
+from resumable_training.contract.metrics import INTERRUPTION_CAUSES
 
 MOUNT_PATH = "/checkpoints"  # where the claim is mounted in the worker container
+_LIVE = {"interval", "max_interval_seconds", "keep", "keep_every_steps"}  # of spec.checkpoint
 START_SECONDS = 600.0  # process start to first step, imports and restore included
-PRIOR_MTBF_SECONDS = 3600.0  # believed until interruptions say otherwise; worth one observation
 
 
 def assignment(
@@ -81,6 +83,8 @@ def checkpoint_config(spec: JobSpec, status: JobStatus) -> CheckpointConfig:
         every_steps=interval.steps if interval else None,
         every_seconds=interval.seconds if interval else None,
         mtbf_seconds=mtbf_seconds(status),
+        interruptions=interruptions(status),
+        longest_seconds=checkpoint.max_interval_seconds,
         keep_last=checkpoint.keep,
         keep_every_steps=checkpoint.keep_every_steps,
         resume_from=wanted if wanted != status.resumed_from else None,
@@ -91,12 +95,16 @@ def checkpoint_config(spec: JobSpec, status: JobStatus) -> CheckpointConfig:
 
 
 def mtbf_seconds(status: JobStatus) -> float:
-    """Mean time between interruptions: the prior counts as one interruption in its own length."""
+    """Mean time between interruptions, with a prior that counts as one of them."""
     ledger = status.ledger
     idle = ledger.phases.get("suspended", 0) + ledger.phases.get("queued", 0)
     lived = max(0, ledger.settled_at - ledger.started_at - idle) / 1000
-    count = max(0, sum(status.interruption_counts.values()))
-    return (PRIOR_MTBF_SECONDS + lived) / (1 + count)
+    return goodput.mtbf_seconds(lived, interruptions(status))
+
+
+def interruptions(status: JobStatus) -> int:
+    """Endings that nobody planned. A planned one loses no work, so it asks for no more saves."""
+    return sum(max(0, status.interruption_counts.get(cause, 0)) for cause in INTERRUPTION_CAUSES)
 
 
 def store_root(checkpoint: Checkpoint) -> str:
@@ -132,7 +140,7 @@ def template_digest(spec: JobSpec) -> str:
 def settings_digest(spec: JobSpec) -> str:
     """Of all that agents accept while an attempt runs."""
     checkpoint = spec.checkpoint
-    live = checkpoint.model_dump(mode="json", include={"interval", "keep", "keep_every_steps"})
+    live = checkpoint.model_dump(mode="json", include=_LIVE)
     return _digest([limits(spec), live])
 
 

@@ -18,13 +18,14 @@ from resumable_operator.decide.failure import add_evidence, of_leaving, of_rank_
 from resumable_operator.decide.interruptions import credit_rework, recovered
 from resumable_operator.decide.observation import TimedEvent
 from resumable_operator.model import CheckpointStatus, Evidence
-from resumable_training.contract import events
+from resumable_training.contract import events, formulas
 from resumable_training.contract.codec import ContractError, from_plain
 from resumable_training.contract.events import Event, ProgressReport, RankExit
 
 _LARGEST = 2**53  # of whole numbers that every JSON reader keeps exactly
 _FALLBACKS: Any = tuple[dict[str, Any], ...]
 _LEFT_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
+_BOUNDS = (formulas.OPTIMUM, formulas.FIRST, formulas.DURABLE, formulas.CAP, "fixed")
 _BEFORE_RESTORED = ("setup", "rendezvous", "restoring")
 
 
@@ -107,6 +108,17 @@ def _count(data: dict[str, Any], name: str) -> int:
     value = from_plain(float, data.get(name, 0), name)
     _plausible(value, name)
     return int(value)
+
+
+def _seconds(data: dict[str, Any], name: str) -> float:
+    """A time; 0 when it is not told.
+
+    Raises:
+        ContractError: as ``_count``.
+    """
+    value = from_plain(float, data.get(name) or 0.0, name)
+    _plausible(value, name)
+    return value
 
 
 def _plausible(value: float, name: str) -> None:
@@ -197,6 +209,8 @@ def _checkpoint(draft: Draft, timed: TimedEvent) -> None:
         bytes=_count(data, "bytes"),
         blocking_ms=_count(data, "blocking_ms"),
         durable_ms=_count(data, "durable_ms"),
+        interval_seconds=_seconds(data, "interval_seconds"),
+        interval_bound=bound if (bound := data.get("interval_bound")) in _BOUNDS else "",
     )
     before = draft.status.checkpoint
     if before is None or made.samples > before.samples:

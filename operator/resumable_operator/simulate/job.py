@@ -246,6 +246,7 @@ class _Life:
         """All members have their part."""
         size = len(assignment.members)
         restart, full = self._costs.restart, self._parameters.spec.workers.replicas
+        begun = self._now
         timing = Timing(
             setup=_ms(restart.setup),
             rendezvous=_ms(restart.rendezvous),
@@ -254,7 +255,7 @@ class _Life:
             step=max(1, _ms(self._costs.step * full / size)),
             blocking=_ms(self._costs.blocking),
             durable=_ms(self._costs.durable),
-            interval=lambda measured: self._interval_of(assignment.checkpoint, measured),
+            interval=lambda measured: self._interval_of(assignment.checkpoint, begun, measured),
         )
         self._attempt = assignment.attempt
         self._members = tuple(member.worker for member in assignment.members)
@@ -262,13 +263,14 @@ class _Life:
             timing, self._now, self._committed, self._job.status.high_water_step, self._has_checkpoint
         )
 
-    def _interval_of(self, config: CheckpointConfig, measured: bool) -> int:
-        """As the library chooses it."""
+    def _interval_of(self, config: CheckpointConfig, begun: int, measured: bool) -> int:
+        """As the library chooses it, which got ``config`` when its attempt had ``begun``."""
         if self._parameters.interval == "auto":
             seconds = auto_interval(
                 blocking_seconds=self._costs.blocking if measured else None,
                 durable_seconds=self._costs.durable if measured else 0.0,
-                mtbf_seconds=config.mtbf_seconds,
+                mtbf_seconds=config.mtbf_seconds + (self._now - begun) / 1000 / (1 + config.interruptions),
+                cap_seconds=config.longest_seconds,
             ).seconds
         else:
             seconds = self._parameters.interval

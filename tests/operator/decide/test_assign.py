@@ -101,10 +101,10 @@ def test_limits() -> None:
 
 
 def test_mtbf() -> None:
-    """The prior alone at first; after that observed interruptions per time lived, queueing left out."""
+    """The prior alone at first; then interruptions per time lived, without queueing and planned endings."""
     assert mtbf_seconds(JobStatus()) == 3600
     ledger = LedgerStatus(started_at=0, settled_at=10_000_000, phases={"queued": 2_800_000})
-    status = JobStatus(ledger=ledger, interruption_counts={"crash": 2})
+    status = JobStatus(ledger=ledger, interruption_counts={"crash": 2, "scale": 7})
     assert mtbf_seconds(status) == pytest.approx((3600 + 7200) / 3)
 
 

@@ -95,11 +95,20 @@ def test_a_new_checkpoint_gives_budgets_back() -> None:
     old = CheckpointStatus(name="step-10", step=10, samples=80, at=101.0)
     status = BASE.model_copy(update={"budgets": spent, "checkpoint": old})
     made = {"checkpoint": "x", "bytes": 5, "blocking_ms": 6, "durable_ms": 7}
+    made |= {"interval_seconds": 8.5, "interval_bound": "durable"}
     assert fold([event(events.CHECKPOINT, 1, step=10, samples=80, **made)], status).status.budgets == spent
     folded = fold([event(events.CHECKPOINT, 1, step=11, samples=88, **made)], status)
     assert folded.status.budgets == BudgetStatus()
     assert folded.status.checkpoint == CheckpointStatus(
-        name="x", step=11, samples=88, at=110.0, bytes=5, blocking_ms=6, durable_ms=7
+        name="x",
+        step=11,
+        samples=88,
+        at=110.0,
+        bytes=5,
+        blocking_ms=6,
+        durable_ms=7,
+        interval_seconds=8.5,
+        interval_bound="durable",
     )
     assert folded.must_write
 

@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resumable_training.contract.assignment import CheckpointConfig
-from resumable_training.schedule import NEVER, Announcement, Measured, announce, interval_seconds
+from resumable_training.contract.formulas import auto_interval
+from resumable_training.schedule import (
+    NEVER,
+    Announcement,
+    IntervalLog,
+    Measured,
+    announce,
+    mean_cost,
+    wanted,
+)
 
 EVERY_10_STEPS = CheckpointConfig(every_steps=10)
 EVERY_60_SECONDS = CheckpointConfig(every_seconds=60.0)
@@ -36,7 +45,62 @@ def test_auto_is_dalys_interval() -> None:
     """With d and M measured: Daly's 9.1 minutes for d = 5 min, M = 15 min."""
     config = CheckpointConfig(mtbf_seconds=900.0)
     measured = Measured(1.0, 0.0, blocking_seconds=300.0, durable_seconds=300.0)
-    assert interval_seconds(config, measured) / 60 == pytest.approx(9.1, abs=0.05)
+    found = wanted(config, measured)
+    assert (found.seconds / 60, found.bound) == (pytest.approx(9.1, abs=0.05), "optimum")
+    assert found.steps == round(found.seconds)
+
+
+def test_auto_grows_while_nothing_happens() -> None:
+    """The operator's estimate is as old as the attempt: time without an interruption makes M longer."""
+    config = CheckpointConfig(mtbf_seconds=1000.0, interruptions=1)
+    later = Measured(1.0, 0.0, blocking_seconds=5.0, durable_seconds=0.0, settings_seconds=6000.0)
+    assert wanted(config, later).mtbf_seconds == 4000.0
+    expected = auto_interval(blocking_seconds=5.0, durable_seconds=0.0, mtbf_seconds=4000.0)
+    assert wanted(config, later).seconds == expected.seconds
+
+
+@pytest.mark.parametrize(
+    ("measured", "save_at"), [(Measured(1.0), 60), (Measured(0.1), 100), (Measured(), 100)]
+)
+def test_of_steps_and_seconds_the_earlier_counts(measured: Measured, save_at: int) -> None:
+    """With both given neither is ignored; seconds count once a step's length is known."""
+    config = CheckpointConfig(every_steps=100, every_seconds=60.0)
+    assert announce(config, measured, 0, 500).save_at == save_at
+    assert wanted(config, Measured(1.0)).seconds == 60.0
+    assert wanted(config, Measured(0.1)).seconds == pytest.approx(10.0)
+    capped = CheckpointConfig(every_steps=100, longest_seconds=60.0)
+    assert announce(capped, measured, 0, 500).save_at == save_at
+
+
+def test_the_cap_bounds_auto_and_durability_bounds_the_cap() -> None:
+    """The user's longest interval holds, unless a save takes longer to become durable."""
+    config = CheckpointConfig(mtbf_seconds=1e6, longest_seconds=60.0)
+    capped = wanted(config, Measured(1.0, 0.0, 10.0, 5.0))
+    assert (capped.seconds, capped.bound) == (60.0, "cap")
+    slow = wanted(config, Measured(1.0, 0.0, 10.0, 90.0))
+    assert (slow.seconds, slow.bound) == (90.0, "durable")
+
+
+def test_a_change_of_the_interval_is_told_with_its_reasons() -> None:
+    """Once when it moves by more than a tenth, with d, M and what bounds it; not for less, nor when fixed."""
+    log, config = IntervalLog(), CheckpointConfig(mtbf_seconds=3600.0)
+    assert log.news(config, Measured()) == "saving every 10.0 s: until a save has been measured"
+    text = log.news(config, Measured(1.0, 0.0, 2.0, 3.0))
+    assert text is not None
+    assert "instead of 10.0 s: Daly's optimum" in text
+    assert "2.000 s (d)" in text
+    assert "3600 s (M)" in text
+    assert log.news(config, Measured(1.0, 0.0, 2.2, 3.0)) is None
+    halved = log.news(CheckpointConfig(mtbf_seconds=900.0), Measured(1.0, 0.0, 2.0, 3.0))
+    assert halved is not None
+    assert "900 s (M)" in halved
+    assert log.news(EVERY_10_STEPS, Measured(1.0, 0.0, 2.0, 3.0)) is None
+
+
+def test_one_slow_save_does_not_halve_the_saves() -> None:
+    """The cost is an exponential mean; the first one measured is taken as it is."""
+    assert mean_cost(None, 4.0) == 4.0
+    assert 4.0 < mean_cost(4.0, 40.0) < 20.0
 
 
 @given(

@@ -35,12 +35,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """How the library saves. ``every_steps`` and ``every_seconds`` both None: interval ``auto``."""
+    """How the library saves: by ``every_steps`` or ``every_seconds``, whichever comes first; with both None
+    at the interval ``auto``."""
 
     directory: str = ""  # root of the store; empty: no checkpoints
     every_steps: Optional[int] = None
     every_seconds: Optional[float] = None
-    mtbf_seconds: float = 3600.0  # for ``auto``: the operator's estimate of M
+    mtbf_seconds: float = 3600.0  # for ``auto``: the operator's estimate of M when it sent this
+    interruptions: int = 0  # those that the estimate rests on; it grows by t / (1 + these) from then on
+    longest_seconds: Optional[float] = None  # between saves, whatever the interval
     keep_last: int = 3  # complete checkpoints on the chain, at least 2
     keep_every_steps: Optional[int] = None
     resume_from: Optional[str] = None  # a deliberate resume point (directory name or path)

@@ -24,7 +24,8 @@ RANKS_STARTED = "ranks_started"  # {ranks: [int]}; the processes exist
 RANK_CONNECTED = "rank_connected"  # {rank, pid}: the rank uses the library
 PROGRESS = "progress"  # contract.events.ProgressReport, by the agent of rank 0 (others too, less often)
 RESTORED = "restored"  # {step, samples, checkpoint, record, seconds, fallback: [{checkpoint, why}]} by rank 0
-# {step, samples, checkpoint, bytes, blocking_ms, durable_ms, interval_seconds, interval_steps} by rank 0
+# {step, samples, checkpoint, bytes, blocking_ms, durable_ms, interval_seconds, interval_steps,
+# interval_bound: fixed, or what bound the interval auto (contract.formulas)} by rank 0
 CHECKPOINT = "checkpoint"
 CHECKPOINT_FAILED = "checkpoint_failed"  # {step, message}
 RANK_EXITED = "rank_exited"  # contract.events.RankExit
