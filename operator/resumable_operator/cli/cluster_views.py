@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from resumable_operator.cli.report_model import Report, build_report
+from resumable_operator.cli.report_story import Story, tell
 from resumable_operator.cli.rundir import JobFile, moment
 from resumable_operator.cli.status_model import PodLine, StatusView, build_view
 from resumable_operator.cluster.kube_objects import job_of, seconds
 from resumable_operator.cluster.kube_pods import worker_of
 from resumable_operator.decide.observation import Job, Worker
 from resumable_operator.model import JobStatus, LedgerStatus
+from resumable_training.checkpoint.history import AttemptHistory
 
 Raw = dict[str, Any]
 
@@ -42,6 +45,18 @@ def report_of(obj: Raw, now: float) -> Report:
     status = counting(job.status, obj)
     at = moment(status, True, now)
     return build_report(job_file(obj), status, None, at, job.spec.checkpoint.interval)
+
+
+def story_of(obj: Raw, now: float, found: Sequence[AttemptHistory], notes: tuple[str, ...] = ()) -> Story:
+    """The same with how it went, from what was ``found`` beside its checkpoints.
+
+    Raises:
+        SpecError: its spec or its status can't be read; names the field.
+    """
+    job = job_of(obj)
+    status = counting(job.status, obj)
+    at = moment(status, True, now)
+    return tell(job_file(obj), status, at, None, found, job.spec.checkpoint.interval, notes)
 
 
 def job_file(obj: Raw) -> JobFile:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from pathlib import Path
 
 import click
 from rich import box
@@ -10,21 +12,23 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.output import make_console
 from resumable_operator.cli.place import Place, PlacedCommand, cluster_options, job_at
+from resumable_operator.cli.report_checkpoints import CheckpointNumbers
 from resumable_operator.cli.report_model import (
-    CheckpointNumbers,
     Ending,
     GoodputNumbers,
     IntervalAdvice,
     Report,
     sighting,
 )
+from resumable_operator.cli.report_story import Story
 from resumable_operator.cli.units import byte_size, duration, percent
 
 NO_HISTORY = (
-    "how many were made, how many failed, and which were passed over as damaged is not kept in a cluster;"
-    " its Events and metrics tell"
+    "how many were made, how many failed, and which were passed over as damaged is not in a job's status;"
+    " --html reads the history beside the checkpoints, which has it"
 )
 TABLE_WIDTH = 80  # below it the interruptions are told in lines
 
@@ -33,28 +37,68 @@ CLUSTER_HELP = """Say where every second of a job went and what each interruptio
 
 The report holds the interruptions and what was seen of each, seconds by phase (they sum to the job's age),
 goodput and its two factors, the newest checkpoint and its cost, and what the save interval should have been.
-No history of all saves is kept in a cluster; what would need it says so.
+No history of all saves is in a job's status; what would need it says so. With --html it is read from beside
+the checkpoints, for which a short pod may be started and deleted.
 """
 
 
 @click.command("report", cls=PlacedCommand, cluster_help=CLUSTER_HELP)
 @click.argument("job", metavar="RUN|JOB")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+@click.option(
+    "--html",
+    "html",
+    metavar="[FILE]",
+    is_flag=False,
+    flag_value="",
+    help="Write one page with charts, by itself, to FILE (-: standard output). Default: JOB-report.html.",
+)
+@click.option(
+    "--image", help="In a cluster, with --html: image of the pod that reads. Default: the operator's."
+)
 @cluster_options
-def report_command(job: str, as_json: bool, place: Place) -> None:
+def report_command(job: str, as_json: bool, html: str | None, image: str | None, place: Place) -> None:
     """Say where every second of a job went and what each interruption cost.
 
     RUN is a run directory (`rtj run --dir RUN`); it may be running, ended or abandoned. With -n, JOB is a job
     in a cluster. The report holds the interruptions and what was seen of each, seconds by phase (they sum to
     the job's age), goodput and its two factors, the checkpoints and their cost, and what the save interval
-    should have been. In a cluster no history of all saves is kept; what would need it says so.
+    should have been. A job's status in a cluster has no history of all saves; what would need it says so.
+
+    With --html it is one page that needs nothing else, with charts: phases, steps, loss and goodput over
+    time, what recoveries were made of, what saves cost. It works also when the job's pods are gone: what it
+    draws lies beside the checkpoints. In a cluster a short pod reads it, unless it is in object storage that
+    AWS_ACCESS_KEY_ID opens.
     """
+    if as_json and html is not None:
+        raise click.UsageError("--json and --html exclude each other")
+    if image is not None and (html is None or not place.in_cluster):
+        raise UsageProblem("--image is for --html of a job in a cluster")
     with job_at(job, place) as source:
+        if html is not None:
+            _write_page(source.story(image), html)
+            return
         report = source.report()
     if as_json:
         click.echo(json.dumps(report.plain(), indent=2))
     else:
         render(report, make_console())
+
+
+def _write_page(story: Story, target: str) -> None:
+    from resumable_operator.cli.html.page import page
+
+    written = time.strftime("Written %d %b %Y, %H:%M UTC", time.gmtime())
+    text = page(story.report, story.course, written, story.notes)
+    if target == "-":
+        click.echo(text, nl=False)
+        return
+    path = Path(target or f"{story.report.name}-report.html")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageProblem(f"can't write {path}: {error.strerror}") from error
+    click.echo(f"wrote {path}", err=True)
 
 
 def render(report: Report, console: Console) -> None:

@@ -5,18 +5,24 @@ All times are seconds. JSON names are camelCase, as everywhere in a job.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import pairwise
-from statistics import fmean, median
+from statistics import fmean
 
+from resumable_operator.cli.report_checkpoints import (
+    CheckpointNumbers,
+    checkpoint_numbers,
+    newest_numbers,
+    noted_events,
+    noted_numbers,
+    used_seconds,
+)
 from resumable_operator.cli.rundir import HistoryEvent, JobFile, Lines
 from resumable_operator.decide import goodput as formulas
 from resumable_operator.decide.ledger import UNACCOUNTED, milliseconds, phases_at, unsettled_ms
 from resumable_operator.model import Interruption, JobStatus, Model, SaveInterval
+from resumable_training.checkpoint.history import AttemptHistory
 from resumable_training.checkpoint.interval import auto_interval
-from resumable_training.contract import events
 from resumable_training.contract.exitcodes import describe_exit
-from resumable_training.contract.metrics import INTERRUPTION_CAUSES
+from resumable_training.contract.metrics import INTERRUPTION_CAUSES, RECOVERY_STAGES
 
 
 class GoodputNumbers(Model):
@@ -49,6 +55,7 @@ class Ending(Model):
     at_seconds: float  # age of the job when it was declared
     detect_seconds: float
     recover_seconds: float | None
+    stages: dict[str, float] | None  # seconds of the recovery by stage; None: planned, or it goes on
     rework_steps: int | None  # None: the script does not use the library, so nobody knows
     worker: str
     rank: int | None
@@ -57,28 +64,6 @@ class Ending(Model):
     tail: tuple[str, ...]
     size_before: int
     size_after: int | None
-
-
-class Fallback(Model):
-    """A checkpoint that was not resumed from because it was proved damaged."""
-
-    attempt: int
-    checkpoint: str
-    why: str
-
-
-class CheckpointNumbers(Model):
-    """What only a history of all saves tells is None where none is kept (in a cluster)."""
-
-    made: int | None
-    failed: int | None
-    newest: str | None
-    newest_bytes: int
-    total_bytes: int | None
-    blocking_seconds: float | None  # mean cost of one save to training; without a history: of the newest
-    durable_seconds: float | None  # mean time until a save was committed; likewise
-    blocking_total_seconds: float | None
-    fallbacks: tuple[Fallback, ...] | None
 
 
 class IntervalAdvice(Model):
@@ -112,6 +97,7 @@ class Report(Model):
     phases: tuple[PhaseShare, ...]
     endings: tuple[Ending, ...]
     endings_not_shown: int
+    recovery_seconds: dict[str, float]  # of all recoveries that are over, by stage
     checkpoints: CheckpointNumbers
     interval: IntervalAdvice | None
     damaged_lines: int | None  # of the history, skipped; None: none is kept
@@ -123,17 +109,23 @@ def build_report(
     history: Lines[HistoryEvent] | None,
     now: float,
     interval: SaveInterval | str = "auto",
+    histories: tuple[AttemptHistory, ...] = (),
 ) -> Report:
     """The whole report of a job as it stands at ``now`` (seconds on the operator's clock).
 
     Args:
         history: of all agents' events; None: none is kept.
         interval: ``spec.checkpoint.interval``; tells the interval that was used where no history does.
+        histories: of this job, found beside its checkpoints; they count where ``history`` is None.
     """
-    if history is None:
-        checkpoints, used = newest_numbers(status), _wanted_seconds(interval, status)
-    else:
+    if history is not None:
         checkpoints, used = checkpoint_numbers(status, history.items), used_seconds(history.items)
+    elif histories:
+        checkpoints, used = noted_numbers(status, histories), used_seconds(noted_events(histories))
+    else:
+        checkpoints, used = newest_numbers(status), None
+    if used is None:
+        used = _wanted_seconds(interval, status)
     numbers = goodput_numbers(status, now)
     counted = sum(status.interruption_counts.values())
     return Report(
@@ -151,6 +143,7 @@ def build_report(
         phases=phase_shares(status, now),
         endings=tuple(ending(item, status) for item in status.interruptions),
         endings_not_shown=max(0, counted - len(status.interruptions)),
+        recovery_seconds={stage: status.recovery.stage_ms.get(stage, 0) / 1000 for stage in RECOVERY_STAGES},
         checkpoints=checkpoints,
         interval=interval_advice(status, numbers, checkpoints, used),
         damaged_lines=None if history is None else history.damaged,
@@ -202,6 +195,7 @@ def ending(item: Interruption, status: JobStatus) -> Ending:
         at_seconds=max(0.0, item.at - status.ledger.started_at / 1000),
         detect_seconds=item.detect_seconds,
         recover_seconds=item.recover_seconds,
+        stages=item.stages,
         rework_steps=None if status.uses_library is False else item.rework_steps,
         worker=item.worker,
         rank=item.rank,
@@ -228,42 +222,6 @@ def sighting(item: Ending) -> str:
     if not place or (item.worker and item.worker in item.evidence and rank in item.evidence):
         return item.evidence
     return f"{place}: {item.evidence}"
-
-
-def checkpoint_numbers(status: JobStatus, history: Iterable[HistoryEvent]) -> CheckpointNumbers:
-    """How many saves there were and what they cost."""
-    events_seen = list(history)
-    saves = _saves(events_seen)
-    newest = status.checkpoint
-    blocking = [_number(save, "blocking_ms") / 1000 for save in saves]
-    durable = [_number(save, "durable_ms") / 1000 for save in saves]
-    return CheckpointNumbers(
-        made=len(saves),
-        failed=sum(event.kind == events.CHECKPOINT_FAILED for event in events_seen),
-        newest=newest.name if newest else None,
-        newest_bytes=newest.bytes if newest else 0,
-        total_bytes=int(sum(_number(save, "bytes") for save in saves)),
-        blocking_seconds=fmean(blocking) if blocking else None,
-        durable_seconds=fmean(durable) if durable else None,
-        blocking_total_seconds=sum(blocking),
-        fallbacks=tuple(_fallbacks(events_seen)),
-    )
-
-
-def newest_numbers(status: JobStatus) -> CheckpointNumbers:
-    """What the status alone tells: the newest checkpoint."""
-    newest = status.checkpoint
-    return CheckpointNumbers(
-        made=None,
-        failed=None,
-        newest=newest.name if newest else None,
-        newest_bytes=newest.bytes if newest else 0,
-        total_bytes=None,
-        blocking_seconds=newest.blocking_ms / 1000 if newest else None,
-        durable_seconds=newest.durable_ms / 1000 if newest else None,
-        blocking_total_seconds=None,
-        fallbacks=None,
-    )
 
 
 def _wanted_seconds(interval: SaveInterval | str, status: JobStatus) -> float | None:
@@ -313,43 +271,6 @@ def restart_seconds(status: JobStatus) -> float:
         if not item.planned and item.recover_seconds is not None
     ]
     return fmean(costs) if costs else status.restart_seconds
-
-
-def used_seconds(history: Iterable[HistoryEvent]) -> float | None:
-    """Median training time between two saves of one attempt; None when no attempt saved twice."""
-    saves = _saves(history)
-    gaps = [
-        later.at - earlier.at - _number(later, "blocking_ms") / 1000
-        for earlier, later in pairwise(saves)
-        if earlier.attempt == later.attempt
-    ]
-    gaps = [gap for gap in gaps if gap > 0]
-    return median(gaps) if gaps else None
-
-
-def _saves(history: Iterable[HistoryEvent]) -> list[HistoryEvent]:
-    """Events of completed saves; one that was replayed counts once."""
-    by_name = {
-        str(event.data.get("checkpoint")): event for event in history if event.kind == events.CHECKPOINT
-    }
-    return sorted(by_name.values(), key=lambda event: event.at)
-
-
-def _fallbacks(history: Iterable[HistoryEvent]) -> Iterable[Fallback]:
-    for event in history:
-        skipped = event.data.get("fallback") if event.kind == events.RESTORED else None
-        for item in skipped if isinstance(skipped, list) else []:
-            if isinstance(item, dict):
-                yield Fallback(
-                    attempt=event.attempt,
-                    checkpoint=str(item.get("checkpoint", "?")),
-                    why=str(item.get("why", "?")),
-                )
-
-
-def _number(event: HistoryEvent, key: str) -> float:
-    value = event.data.get(key)
-    return float(value) if isinstance(value, (int, float)) else 0.0
 
 
 def _in_steps(seconds: float | None, status: JobStatus) -> int | None:

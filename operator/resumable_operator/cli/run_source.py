@@ -7,11 +7,16 @@ from collections.abc import Iterator
 from typing import IO
 
 from resumable_operator.cli import run_logs
+from resumable_operator.cli.bucket_store import bucket_of_run
+from resumable_operator.cli.directory_store import DirectoryStore
 from resumable_operator.cli.report_model import Report, build_report
+from resumable_operator.cli.report_story import Story, tell
 from resumable_operator.cli.rundir import RunDir, moment
 from resumable_operator.cli.source import Wanted
 from resumable_operator.cli.status_model import StatusView, build_view
+from resumable_operator.errors import ResumableError
 from resumable_operator.model import JobStatus
+from resumable_training.checkpoint.history import AttemptHistory
 
 WATCH_SECONDS = 0.5
 ENDED = ("Succeeded", "Failed", "Suspended")
@@ -40,7 +45,26 @@ class RunSource:
     def report(self) -> Report:
         status = self._run.written_status()
         now = moment(status, self._run.owner() is not None, time.time())
-        return build_report(self._run.job(), status, self._run.history(), now)
+        interval = self._run.spec().checkpoint.interval
+        return build_report(self._run.job(), status, self._run.history(), now, interval)
+
+    def story(self, image: str | None = None) -> Story:
+        status = self._run.written_status()
+        now = moment(status, self._run.owner() is not None, time.time())
+        found: tuple[AttemptHistory, ...] = ()
+        notes: tuple[str, ...] = ()
+        try:
+            found = self._beside_the_checkpoints()
+        except ResumableError as error:
+            notes = (f"The history beside the checkpoints could not be read: {error}",)
+        spec = self._run.spec()
+        return tell(self._run.job(), status, now, self._run.history(), found, spec.checkpoint.interval, notes)
+
+    def _beside_the_checkpoints(self) -> tuple[AttemptHistory, ...]:
+        bucket = bucket_of_run(self._run.path)
+        if bucket is not None:
+            return bucket.histories()
+        return DirectoryStore(self._run.path).histories() if self._run.checkpoints().is_dir() else ()
 
     def show_logs(self, wanted: Wanted, output: IO[bytes]) -> None:
         run_logs.show(self._run, wanted, output)

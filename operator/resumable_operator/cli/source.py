@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
 from resumable_operator.cli.report_model import Report
+from resumable_operator.cli.report_story import Story
 from resumable_operator.cli.status_model import StatusView
 from resumable_training.checkpoint.content import Content
+from resumable_training.checkpoint.history import AttemptHistory
 from resumable_training.checkpoint.listing import CheckpointInfo
 from resumable_training.checkpoint.prune import Plan
 from resumable_training.checkpoint.verify import Verdict
@@ -38,6 +40,13 @@ class JobSource(Protocol):
 
     def report(self) -> Report:
         """Where its time went so far."""
+
+    def story(self, image: str | None = None) -> Story:
+        """The same with how it went over time, from all that is left of the job.
+
+        Args:
+            image: of a pod that may be needed to read what lies beside the checkpoints.
+        """
 
     def show_logs(self, wanted: Wanted, output: IO[bytes]) -> None:
         """Write what its ranks have printed.
@@ -146,6 +155,9 @@ class CheckpointSource(Protocol):
 
     def pin(self, which: str, holder: str, until: float) -> str:
         """Hold a checkpoint until then (wall clock, seconds); its name."""
+
+    def histories(self) -> tuple[AttemptHistory, ...]:
+        """What attempts left for reports, by record; long ones may be thinned."""
 
     def pins(self) -> list[Held]:
         """All pins."""

@@ -21,6 +21,7 @@ from resumable_training.checkpoint.audit import Target, audit
 from resumable_training.checkpoint.content import Content, read_content
 from resumable_training.checkpoint.documents import Pin
 from resumable_training.checkpoint.errors import CheckpointError, CheckpointUserError
+from resumable_training.checkpoint.history import AttemptHistory, read_histories
 from resumable_training.checkpoint.listing import list_checkpoints, survey
 from resumable_training.checkpoint.rollback import RolledBack, roll_back
 from resumable_training.checkpoint.store import Store
@@ -72,6 +73,10 @@ class StoreSource(ABC):
                     f"{self.title} is one checkpoint: give what holds it, {found.store.location}"
                 )
             return _listing_of(found.store, found.foreign)
+
+    def histories(self) -> tuple[AttemptHistory, ...]:
+        with self.opened() as found:
+            return read_histories(found.store)
 
     def verify(
         self, step: int | None, tell: Callable[[Checked], None], jobs: int | None = None

@@ -184,7 +184,7 @@ def test_the_report_of_a_job_in_a_cluster_says_what_is_not_kept(cluster, rtj) ->
     cluster((stored_job(TOLD), []))
     output = " ".join(rtj("report", "train", "-n", "team").output.split())
     assert "Checkpoints: newest step-00000190.3, 12.5 MB; it stopped training for 120 ms" in output
-    assert "is not kept in a cluster" in output
+    assert "is not in a job's status" in output
     assert "should have been" in output
     cluster((stored_job(JobStatus(ledger=LEDGER)), []))
     assert "Checkpoints: none yet" in rtj("report", "train", "-n", "team").output

@@ -20,6 +20,7 @@ FROZEN: dict[str, list[str]] = {
         *(*CLUSTER, "--drop", "--dtype", "--format", "--json", "--max-shard-size", "--module", "--prefix"),
         *("--step", "--strip-prefix", "--with-optimizer", "DIR|URL|JOB", "OUT"),
     ],
+    "checkpoints history": [*CLUSTER, *READER, "--json", "DIR|URL|JOB"],
     "checkpoints pin": [*CLUSTER, *READER, "--holder", "--json", "--until", "DIR|URL|JOB", "STEP|NAME"],
     "checkpoints pins": [*CLUSTER, *READER, "--json", "DIR|URL|JOB"],
     "checkpoints prune": [
@@ -35,7 +36,7 @@ FROZEN: dict[str, list[str]] = {
     "fault": ["--back-after", "--grace", "--rank", "--scope", "--seconds", "--worker", "FAULT", "RUN"],
     "list": [*CLUSTER, "--all-namespaces/-A"],
     "logs": [*CLUSTER, "--attempt", "--follow/-f", "--rank", "RUN|JOB"],
-    "report": [*CLUSTER, "--json", "RUN|JOB"],
+    "report": [*CLUSTER, "--html", "--image", "--json", "RUN|JOB"],
     "resume": [*CLUSTER, "JOB"],
     "suspend": [*CLUSTER, "--wait", "JOB"],
     "simulate": [

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resumable_operator.cli.report_checkpoints import used_seconds
 from resumable_operator.cli.report_model import (
     Report,
     build_report,
@@ -13,7 +14,6 @@ from resumable_operator.cli.report_model import (
     phase_shares,
     restart_seconds,
     sighting,
-    used_seconds,
 )
 from resumable_operator.cli.rundir import HistoryEvent, JobFile, Lines
 from resumable_operator.model import CheckpointStatus, Interruption, JobStatus, LedgerStatus

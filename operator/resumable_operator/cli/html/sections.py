@@ -1,0 +1,336 @@
+"""PURE: the page's words and tables: header, where the time went, endings, checkpoints, save interval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from resumable_operator.cli.html.cost_charts import (
+    interval_curve,
+    save_seconds,
+    save_sizes,
+    stage_bar,
+    stage_legend,
+)
+from resumable_operator.cli.html.markup import Content, Html, join, tag
+from resumable_operator.cli.html.palette import PHASES, STAGES, css_class
+from resumable_operator.cli.html.plot import figure, percent
+from resumable_operator.cli.html.verdict import interruptions, verdict
+from resumable_operator.cli.report import NO_HISTORY
+from resumable_operator.cli.report_checkpoints import Fallback
+from resumable_operator.cli.report_course import Course
+from resumable_operator.cli.report_model import Ending, IntervalAdvice, Report, sighting
+from resumable_operator.cli.units import byte_size, duration
+from resumable_operator.cli.units import percent as share_text
+from resumable_operator.words import counted
+
+_ENDING_NUMBERS = ("at", "attempt", "detected after", "recovered after", "steps redone", "workers")
+_TONES = {"Succeeded": "good", "Running": "live", "Failed": "bad"}
+
+
+def section(identity: str, title: str, *content: Content) -> Html:
+    """A part of the page with its heading."""
+    heading = tag("h2", title, id=f"{identity}-title")
+    return tag("section", heading, join(content), id=identity, aria_labelledby=f"{identity}-title")
+
+
+# ---- header ----------------------------------------------------------------------------------------------
+
+
+def header(report: Report, written: str) -> Html:
+    """Who, how it stands, the verdict, and the few numbers that everybody asks for."""
+    tone = _TONES.get(report.phase, "busy")
+    name = tag("p", tag("span", report.namespace, " /", class_="soft"), " ", report.name, class_="name")
+    state = tag("p", tag("span", report.phase, class_=f"state {tone}"), " ", report.reason, class_="standing")
+    return tag(
+        "header",
+        tag("div", name, tag("p", written, class_="written"), class_="line"),
+        tag("h1", verdict(report)),
+        state,
+        tag("dl", join(tag("div", tag("dt", n), tag("dd", *v)) for n, v in _tiles(report)), class_="tiles"),
+    )
+
+
+def _tiles(report: Report) -> Iterable[tuple[str, tuple[Content, ...]]]:
+    numbers, saves = report.goodput, report.checkpoints
+    yield (
+        "Goodput",
+        _tile(
+            share_text(numbers.goodput),
+            f"scheduling {share_text(numbers.scheduling)} × runtime {share_text(numbers.runtime)}",
+        ),
+    )
+    settled = f"{duration(numbers.unsettled_seconds)} not yet explained" if numbers.unsettled_seconds else ""
+    yield "Age", _tile(duration(numbers.age_seconds), settled or f"{counted(report.attempts, 'attempt')}")
+    again = f"{report.rework_steps:,} done again" if report.rework_steps else "none done twice"
+    yield "Steps", _tile(f"{report.high_water_step:,}", again)
+    planned = sum(ending.planned for ending in report.endings)
+    yield "Interruptions", _tile(str(interruptions(report)), f"and {counted(planned, 'planned ending')}")
+    made = "-" if saves.made is None else f"{saves.made:,}"
+    cost = "none measured" if saves.blocking_seconds is None else f"{duration(saves.blocking_seconds)} each"
+    yield "Saves", _tile(made if saves.made is not None else saves.newest or "none", cost)
+    if numbers.lost_seconds:
+        yield "Lost for good", _tile(duration(numbers.lost_seconds), "in no checkpoint")
+
+
+def _tile(value: str, below: str) -> tuple[Content, ...]:
+    return tag("b", value), tag("span", below)
+
+
+# ---- where the time went -----------------------------------------------------------------------------
+
+
+def phases(report: Report) -> Html:
+    """Every phase that took time; to the millisecond the ledger's numbers."""
+    longest = max((item.seconds for item in report.phases), default=0.0)
+    rows = (
+        tag(
+            "tr",
+            tag(
+                "th",
+                tag("i", class_=f"key area {css_class(item.phase)}"),
+                PHASES[item.phase].label,
+                tag("small", PHASES[item.phase].meaning),
+                scope="row",
+            ),
+            tag(
+                "td",
+                tag(
+                    "div",
+                    class_=f"meter {css_class(item.phase)}",
+                    style=f"width:{percent(item.seconds / longest)}",
+                ),
+                class_="wide",
+                aria_hidden="true",
+            ),
+            tag("td", f"{item.seconds:,.3f}", class_="num"),
+            tag("td", share_text(item.share), class_="num"),
+        )
+        for item in report.phases
+    )
+    heads = tag(
+        "tr",
+        tag("th", "phase", scope="col"),
+        tag("td", class_="wide", aria_hidden="true"),
+        tag("th", "seconds", scope="col", class_="num"),
+        tag("th", "share", scope="col", class_="num"),
+    )
+    age = report.goodput.age_seconds
+    foot = tag(
+        "tr",
+        tag("th", "age of the job", scope="row"),
+        tag("td", class_="wide", aria_hidden="true"),
+        tag("td", f"{age:,.3f}", class_="num"),
+        tag("td", share_text(1.0 if age else None), class_="num"),
+    )
+    table = tag("table", tag("thead", heads), tag("tbody", join(rows)), tag("tfoot", foot), class_="phases")
+    return section("time", "Where the time went", tag("div", table, class_="scroll"))
+
+
+# ---- interruptions ---------------------------------------------------------------------------------------
+
+
+def endings(report: Report) -> Html:
+    """What each recovery was made of, and what was seen of every ending."""
+    if not report.endings:
+        return section(
+            "endings", "Interruptions", tag("p", "None: no attempt ended before its work was done.")
+        )
+    older = report.endings_not_shown
+    return section(
+        "endings",
+        "Interruptions and planned endings",
+        _recoveries(report),
+        tag("div", _ending_table(report.endings), class_="scroll"),
+        tag("p", f"{older} older ones are counted but no longer kept one by one.", class_="note")
+        if older
+        else None,
+    )
+
+
+def _recoveries(report: Report) -> Html | None:
+    split = [(number, item) for number, item in enumerate(report.endings, 1) if item.stages]
+    if not split:
+        return None
+    longest = max(sum((item.stages or {}).values()) for _, item in split)
+    count = len(split)
+    means = {stage: sum((item.stages or {}).get(stage, 0.0) for _, item in split) / count for stage in STAGES}
+    rows = [
+        _recovery_row(f"#{number} {item.cause}", item.stages or {}, longest) for number, item in split[-12:]
+    ]
+    if count > 1:
+        rows.append(_recovery_row(f"mean of {count}", means, longest, "mean"))
+    heads = (
+        tag("th", "after", scope="col"),
+        tag("td", class_="wide", aria_hidden="true"),
+        tag("th", "took", scope="col", class_="num"),
+        *(tag("th", label.lower(), scope="col", class_="num stage") for label, _ in STAGES.values()),
+    )
+    table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", join(rows)), class_="recoveries")
+    caption = tag("figcaption", tag("h3", "What recoveries were made of"), stage_legend())
+    return tag("figure", caption, tag("div", table, class_="scroll"), class_="chart")
+
+
+def _recovery_row(name: str, stages: dict[str, float], longest: float, css: str | None = None) -> Html:
+    cells = (tag("td", duration(stages.get(stage, 0.0)), class_="num stage") for stage in STAGES)
+    return tag(
+        "tr",
+        tag("th", name, scope="row"),
+        tag("td", stage_bar(stages, longest), class_="wide"),
+        tag("td", duration(sum(stages.values())), class_="num"),
+        join(cells),
+        class_=css,
+    )
+
+
+def _ending_table(items: Sequence[Ending]) -> Html:
+    heads = (
+        tag("th", "#", scope="col", class_="num"),
+        tag("th", "cause and what was seen", scope="col"),
+        *(tag("th", name, scope="col", class_="num") for name in _ENDING_NUMBERS),
+    )
+    rows = (_ending_row(number, item) for number, item in enumerate(items, 1))
+    return tag("table", tag("thead", tag("tr", *heads)), tag("tbody", join(rows)), class_="endings")
+
+
+def _ending_row(number: int, item: Ending) -> Html:
+    kind = "planned" if item.planned else "unplanned"
+    after = "–" if item.size_after is None else str(item.size_after)
+    cells = (
+        duration(item.at_seconds),
+        str(item.attempt),
+        duration(item.detect_seconds) if not item.planned else "–",
+        duration(item.recover_seconds) if item.recover_seconds is not None else "–",
+        "–" if item.rework_steps is None else f"{item.rework_steps:,}",
+        f"{item.size_before} → {after}",
+    )
+    return tag(
+        "tr",
+        tag("td", number, class_="num number"),
+        tag(
+            "td",
+            tag("span", item.cause, class_=f"cause {kind}", data_number=f"#{number}"),
+            _seen(item),
+            class_="seen",
+        ),
+        *(
+            tag("td", cell, class_="num", data_label=name)
+            for name, cell in zip(_ENDING_NUMBERS, cells, strict=True)
+        ),
+        id=f"ending-{number}",
+        tabindex="-1",
+    )
+
+
+def _seen(item: Ending) -> Html:
+    told = tag("span", "planned: " if item.planned else None, sighting(item))
+    if not item.tail:
+        return told
+    last = tag("details", tag("summary", "last lines of its log"), tag("pre", "\n".join(item.tail)))
+    return join([told, last])
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------
+
+
+def checkpoints(report: Report, course: Course) -> Html:
+    """What saves cost; which checkpoints were passed over."""
+    charts = [figure(chart) for chart in (save_seconds(course), save_sizes(course)) if chart is not None]
+    return section(
+        "checkpoints",
+        "Checkpoints",
+        tag("p", _saves_told(report)),
+        tag("div", join(charts), class_="pair") if charts else None,
+        _fallbacks(report.checkpoints.fallbacks or ()),
+    )
+
+
+def _saves_told(report: Report) -> str:
+    numbers = report.checkpoints
+    newest = numbers.newest or "none"
+    if numbers.made is None:
+        return f"Newest: {newest}, {byte_size(numbers.newest_bytes)}. Of the others, {NO_HISTORY}."
+    failed = f", {numbers.failed} failed" if numbers.failed else ""
+    text = f"{counted(numbers.made, 'save')} made{failed}; the newest is {newest}"
+    text += f", {byte_size(numbers.newest_bytes)}." if numbers.newest else "."
+    if numbers.blocking_seconds is not None:
+        text += (
+            f" One stops training for {duration(numbers.blocking_seconds)} and is durable after"
+            f" {duration(numbers.durable_seconds)}"
+        )
+        total = numbers.blocking_total_seconds
+        text += f"; together they stopped it for {duration(total)}." if total is not None else "."
+    return text
+
+
+def _fallbacks(items: Sequence[Fallback]) -> Html | None:
+    if not items:
+        return None
+    lines = (
+        tag("li", tag("b", item.checkpoint), f", by attempt {item.attempt}: {item.why}") for item in items
+    )
+    return join(
+        [tag("h3", "Passed over, because they were proved damaged"), tag("ul", join(lines), class_="plain")]
+    )
+
+
+# ---- save interval ---------------------------------------------------------------------------------------
+
+
+def interval(advice: IntervalAdvice | None) -> Html:
+    """How often it saved, how often it should have, and the numbers that say so."""
+    if advice is None:
+        text = tag("p", "No save was measured, so nothing can be recommended.")
+        return section("interval", "Save interval", text)
+    return section(
+        "interval",
+        "Save interval",
+        tag("p", _advice(advice)),
+        _inputs(advice),
+        figure(interval_curve(advice)),
+    )
+
+
+def _advice(advice: IntervalAdvice) -> Html:
+    best = _in_words(advice.recommended_seconds, advice.recommended_steps)
+    told: list[Content] = [
+        "Recommended: a save every ",
+        tag("b", best),
+        f", with an expected runtime goodput of {share_text(advice.expected_goodput_recommended)}",
+    ]
+    if advice.used_seconds is not None:
+        used = _in_words(advice.used_seconds, advice.used_steps)
+        told.append(f". It was {used}, with {share_text(advice.expected_goodput_used)}")
+    return join([*told, "."])
+
+
+def _in_words(seconds: float, steps: int | None) -> str:
+    return f"{duration(seconds)} ({counted(steps, 'step')})" if steps else duration(seconds)
+
+
+def _inputs(advice: IntervalAdvice) -> Html:
+    often = (
+        f"{counted(advice.interruptions, 'interruption')} seen"
+        if advice.interruptions
+        else "none seen; taken as one"
+    )
+    facts = (
+        ("d", "one save stops training for", duration(advice.blocking_seconds), ""),
+        ("M", "time between interruptions", duration(advice.mtbf_seconds), often),
+        ("R", "a restart takes", duration(advice.restart_seconds), ""),
+        ("", "a save is durable after", duration(advice.durable_seconds), "the interval's lower bound"),
+    )
+    cells = (
+        tag(
+            "div",
+            tag("dt", tag("i", letter, class_="letter") if letter else None, what),
+            tag("dd", tag("b", value), tag("span", more) if more else None),
+        )
+        for letter, what, value, more in facts
+    )
+    note = tag(
+        "p",
+        "Daly's optimum: √(2dM) · [1 + √(d/2M)/3 + (d/2M)/9] − d. Expected goodput at interval T, exact for"
+        " failures that come at random: T / ((M + R)(e^((T+d)/M) − 1)).",
+        class_="note",
+    )
+    return join([tag("dl", join(cells), class_="tiles small"), note])
