@@ -1,8 +1,9 @@
 """Breaks a rank at an exact moment of its life, without any change to the library it runs.
 
 A test puts wishes into the environment (``environment_for``); the training script calls ``arm()`` before
-``rt.start()``, which wraps the library's own functions, and ``reach()`` at moments of its own. A wish is
-granted once: the rank notes that it is there (a file), and then kills itself or waits.
+``rt.start()``, which wraps the library's own functions, also in the rank's checkpoint writer, and ``reach()``
+at moments of its own. A wish is granted once: the rank notes that it is there (a file), and then kills itself
+or waits. At a moment of a save it is the writer that waits, or kills its rank, with which it dies.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 WISHES = "TINY_WISHES"
 DIRECTORY = "TINY_MOMENTS"
-KILL = "kill"  # SIGKILL to itself
+KILL = "kill"  # SIGKILL to the rank
 WAIT = "wait"  # until the test lets it go
 DRAIN = "drain"  # wait until it knows that it is to drain
 
@@ -76,6 +77,7 @@ def half_checkpoints(directory: Path) -> set[str]:
 
 
 _reached: dict[str, int] = {}
+_rank: int | None = None  # in its writer: the rank's pid
 
 
 def reach(moment: str) -> None:
@@ -95,7 +97,8 @@ def _grant(wish: Wish, directory: Path) -> None:
     half.write_text(" ".join(_half_checkpoints()))
     wish.note(directory).touch()
     if wish.action == KILL:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(_rank or os.getpid(), signal.SIGKILL)
+        signal.pause()
     while not (wish.note(directory).with_suffix(".go").exists() or (wish.action == DRAIN and _drains())):
         time.sleep(0.01)
     half.unlink()  # it goes on and may complete it
@@ -119,7 +122,29 @@ def arm() -> None:
     _wrap("process_group", None, "_meet", before=lambda *_: reach(RENDEZVOUS))
     _wrap("checkpoint.load", "Loader", "_apply", before=lambda *_: reach(RESTORE))
     _wrap("checkpoint.engine", "CheckpointEngine", "_append_record", after=_after_record)
+    _arm_saves()
+    writer = importlib.import_module("resumable_training.checkpoint.writer")
+    here = str(Path(__file__).parent)
+    writer.PROGRAM = f"import sys; sys.path.append({here!r}); {_WRITER}; {writer.PROGRAM}"
+
+
+_WRITER = "sys.path.append(sys.argv[1]); import moments; moments.arm_writer()"
+
+
+def arm_writer() -> None:
+    """In the process that stores checkpoints."""
+    global _rank
+    _rank = os.getppid()
+    _wrap("checkpoint.cargo", None, "store_cargo", after=lambda *_: reach(SHARDS))
+    _arm_stores()
+
+
+def _arm_saves() -> None:
     _wrap("checkpoint.files", "StoreWriter", "write_data", after=lambda *_: reach(SHARDS))
+    _arm_stores()
+
+
+def _arm_stores() -> None:
     _wrap("checkpoint.local", "LocalStore", "create", _before_create, _after_create)
     _wrap("checkpoint.s3", "S3Store", "create", _before_create, _after_create)
 

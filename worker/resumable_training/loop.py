@@ -259,7 +259,7 @@ def _left_early(session: Session, step: Step) -> None:
 
 def _finish(session: Session) -> None:
     if session.saver is not None:
-        session.saver.commit(must=True)
+        session.saver.commit()
     session.clock.enter("closing")
     _meet(session)
     session.finished = True
@@ -283,7 +283,7 @@ def stop_drained(session: Session) -> None:
         session.recorder.stopped(session.agreement.reason)
     if session.saver is not None:
         if session.steps_here:
-            session.saver.commit(must=True)
+            session.saver.commit()
     elif session.steps_here:
         session.warn("stopped on request, but without a checkpoint directory nothing is kept")
     session.clock.enter("closing")

@@ -41,6 +41,7 @@ from resumable_training.saving import Engine, Saver
 from resumable_training.session import Session
 
 _LEAVE_SECONDS = 30.0
+_LOOPBACK = "127.0.0.1"
 _started: list[Run] = []
 
 
@@ -274,6 +275,7 @@ class Run:
             rank=self.rank,
             world_size=self.world_size,
             warn=session.warn,
+            host=launch.master_address or _LOOPBACK,
         )
         saver = Saver(session, engine, state)
         saver.restore()
@@ -346,7 +348,7 @@ class Run:
             raise UserError(
                 "there is nothing to save with: no checkpoint directory, or run.track was not called"
             )
-        session.saver.commit(must=True)
+        session.saver.commit()
 
     def close(self) -> None:
         """Sign off; called at exit. After an unfinished loop it waits for nobody."""
@@ -361,6 +363,8 @@ class Run:
             session.watcher.close()
             process_group.leave(session.group.store, self.rank, self.world_size, _LEAVE_SECONDS)
         elif session.steps_here:
+            if session.saver is not None:
+                session.saver.leave()
             session.tell_of_early_end()
         if session.trace is not None:
             session.trace.close()

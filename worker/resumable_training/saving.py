@@ -20,6 +20,7 @@ from resumable_training.session import Session
 if TYPE_CHECKING:
     from resumable_training.checkpoint.reports import RestoreReport, SaveReport
 
+LEAVE_SECONDS = 30.0  # for a save in flight, when the script ends after leaving its loop early
 _RNG = "rng"
 _DATA = "data/"
 
@@ -45,7 +46,14 @@ class Engine(Protocol):
         history: tuple[str, ...],
     ) -> SaveReport: ...
 
+    @property
+    def busy(self) -> bool: ...
+
+    def poll(self) -> SaveReport | None: ...
+
     def wait(self) -> SaveReport | None: ...
+
+    def land(self, seconds: float) -> None: ...
 
     def close(self) -> SaveReport | None: ...
 
@@ -67,7 +75,9 @@ class Saver:
         self._next = schedule.Announcement(schedule.NEVER, 0)
         self._intervals = schedule.IntervalLog()
         self._settings, self._settings_at = session.settings, time.monotonic()
-        self.last_step: int | None = None
+        self._wanted = False  # a save was due while the one before was still in flight
+        self._told: SaveReport | None = None  # the last one that was recorded
+        self.last_step: int | None = None  # that is durable
         self.restored_world_size = 0
         self.restored: dict[str, Any] = {}
         self.restored_per_rank: dict[str, bytes] = {}
@@ -76,30 +86,56 @@ class Saver:
     # -- when ------------------------------------------------------------------------------------------
 
     def after_step(self) -> None:
-        """Save if it is due after the step just done."""
-        step = self._session.step
-        if step >= self._next.save_at:
-            self.commit()
-        if step >= self._next.meet_at:
-            self._announce()
+        """Save if it is due after the step just done, and tell of a save that has landed."""
+        self.poll()
+        if self._session.step >= self._next.meet_at and self._meet():
+            self._begin()
+
+    def poll(self) -> None:
+        """Tell of a save that has landed meanwhile. Not a collective; never waits.
+
+        Raises:
+            Superseded: a newer attempt owns the store.
+        """
+        report = self._engine.poll()
+        if report is not None:
+            self._record(report, must=False)
 
     def start_clock(self) -> None:
         """The loop begins: measure time to the next save from here."""
         self._saved_at = time.monotonic()
-        self._announce()
+        self._announce(go=False)
 
-    def _announce(self) -> None:
+    def _meet(self) -> bool:
+        """Whether to save now; rank 0 decides. One that can't be taken up yet is remembered, not piled up."""
+        due = self._wanted or self._session.step >= self._next.save_at
+        self._wanted = due and self._engine.busy
+        if self._wanted and self._session.main:
+            self._session.warn(
+                "a checkpoint is due while the one before is still being stored: it comes when that is done"
+            )
+        go = self._announce(go=due and not self._wanted)
+        self._wanted = self._wanted and not go
+        return go
+
+    def _announce(self, *, go: bool) -> bool:
+        """Agree on what rank 0 says: whether to save now, and what comes next."""
         session = self._session
+        if go:
+            self._saved_at = time.monotonic()
         mine = schedule.announce(session.settings, self._measured(), session.step, session.steps_here)
         news = self._intervals.news(session.settings, self._measured())
         if news is not None:
             session.say(news)
+        if self._wanted:
+            mine = schedule.postponed(self._measured(), session.step)
         group = session.group.private
         if group is not None:
-            numbers = torch.tensor([mine.save_at, mine.meet_at], dtype=torch.int64)
+            numbers = torch.tensor([mine.save_at, mine.meet_at, int(go)], dtype=torch.int64)
             dist.broadcast(numbers, src=0, group=group)
-            mine = schedule.Announcement(int(numbers[0]), int(numbers[1]))
+            mine, go = schedule.Announcement(int(numbers[0]), int(numbers[1])), bool(numbers[2])
         self._next = mine
+        return go
 
     def _measured(self) -> schedule.Measured:
         if self._settings is not self._session.settings:  # replaced by the link's thread
@@ -114,18 +150,27 @@ class Saver:
 
     # -- what ------------------------------------------------------------------------------------------
 
-    def commit(self, *, must: bool = False) -> None:
-        """Save the state after step ``session.step``, unless that is done already.
-
-        A save that fails warns and lets training go on.
+    def commit(self) -> None:
+        """Have the state after step ``session.step`` durable, unless it is already. Nothing comes after it.
 
         Raises:
-            StorageUnavailable: it failed and ``must`` is set: nothing comes after this save.
+            StorageUnavailable: the save failed.
             CheckpointError: as the engine says.
         """
         session = self._session
-        if self.last_step == session.step:
-            return
+        before = session.clock.phase
+        session.clock.enter("checkpointing")
+        self._record(self._engine.wait(), must=False)
+        if self.last_step != session.step:
+            self._begin()
+            self._record(self._engine.wait(), must=True)
+            self._saved_at = time.monotonic()
+            self._announce(go=False)
+        session.clock.enter(before)
+
+    def _begin(self) -> None:
+        """Take the state as it is now; a synchronous engine has it durable, too."""
+        session = self._session
         before = session.clock.phase
         session.clock.enter("checkpointing")
         self._engine.config = session.settings
@@ -137,15 +182,20 @@ class Saver:
             per_rank=self._per_rank(),
             history=session.recorder.lines() if session.recorder else (),
         )
-        if must:
-            report = self._engine.wait() or report  # an engine that saves in the background
-        self._saved_at = time.monotonic()
-        self._record(report, must)
-        self._announce()
+        if report.durable:
+            self._record(report, must=False)
         session.clock.enter(before)
 
-    def _record(self, report: SaveReport, must: bool) -> None:
+    def _record(self, report: SaveReport | None, must: bool) -> None:
+        """Tell of a save that has ended, once."""
+        if report is not None and report != self._told:
+            self._tell(report)
+        if must and report is not None and not report.ok:
+            raise StorageUnavailable(f"the last checkpoint, of step {report.step}, failed: {report.message}")
+
+    def _tell(self, report: SaveReport) -> None:
         session = self._session
+        self._told = report
         if report.ok:
             self.last_step = report.step
             self._measured_blocking = schedule.mean_cost(self._measured_blocking, report.blocking_ms / 1000)
@@ -156,8 +206,6 @@ class Saver:
             return
         session.report(rankwire.CHECKPOINT_FAILED, step=report.step, message=report.message)
         self._note(report, None)
-        if must:
-            raise StorageUnavailable(f"the last checkpoint, of step {report.step}, failed: {report.message}")
 
     def _note(self, report: SaveReport, interval_seconds: float | None) -> None:
         if self._session.recorder is not None:
@@ -277,6 +325,10 @@ class Saver:
     def close(self) -> None:
         """Wait for what is still being written."""
         self._engine.close()
+
+    def leave(self) -> None:
+        """As ``close``, after a loop that was left early: other ranks may not be here."""
+        self._engine.land(LEAVE_SECONDS)
 
 
 def _restored_event(report: RestoreReport) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from resumable_training.contract.assignment import CheckpointConfig
 
 NEVER = 1 << 62
 MEET_SECONDS = 30.0  # settings that changed live take effect within about this time
+POSTPONED_SECONDS = 0.1
 FIXED = "fixed"  # what bounds an interval that the user has set
 _SHORTEST_STEP = 1e-6  # seconds; keeps quotients finite
 _MEMORY = 0.3  # weight of the newest save in the mean cost
@@ -125,6 +126,12 @@ def announce(config: CheckpointConfig, measured: Measured, step: int, steps_here
     if measured.step_seconds > 0:
         ahead = min(ahead, max(1, int(MEET_SECONDS / max(measured.step_seconds, _SHORTEST_STEP))))
     return Announcement(save_at, min(save_at, step + ahead))
+
+
+def postponed(measured: Measured, step: int) -> Announcement:
+    """A save is wanted as soon as the one before is stored: speak again soon, in whole steps."""
+    ahead = max(1, int(POSTPONED_SECONDS / max(measured.step_seconds, _SHORTEST_STEP)))
+    return Announcement(NEVER, step + (ahead if measured.step_seconds > 0 else 1))
 
 
 def _save_at(config: CheckpointConfig, measured: Measured, step: int) -> int:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
 
 from resumable_training.checkpoint import documents, identity, optimizers, resume
+from resumable_training.checkpoint.async_save import AsynchronousSaver
 from resumable_training.checkpoint.elsewhere import located
 from resumable_training.checkpoint.errors import (
     CheckpointError,
@@ -23,6 +25,7 @@ from resumable_training.checkpoint.errors import (
     StoreMisconfigured,
     Superseded,
 )
+from resumable_training.checkpoint.fence import Fence
 from resumable_training.checkpoint.fitness import Needs
 from resumable_training.checkpoint.footprint import state_bytes
 from resumable_training.checkpoint.listing import Survey, survey
@@ -32,9 +35,9 @@ from resumable_training.checkpoint.ranks import Ranks
 from resumable_training.checkpoint.read import NotWhole
 from resumable_training.checkpoint.reports import Fallback, RestoreReport, SaveReport
 from resumable_training.checkpoint.resume import Choice
-from resumable_training.checkpoint.retain import to_delete
 from resumable_training.checkpoint.save import Saver, SaveTask, SynchronousSaver
 from resumable_training.checkpoint.state import (
+    Content,
     TrainingState,
     build_state_dict,
     check_schedules,
@@ -45,7 +48,6 @@ from resumable_training.checkpoint.stores import open_checkpoint, open_store
 from resumable_training.checkpoint.verify import DAMAGED, Verdict
 from resumable_training.contract.assignment import CheckpointConfig
 from resumable_training.contract.manifest import (
-    MARKER_FILE,
     RECORDS_DIRECTORY,
     Manifest,
     Record,
@@ -75,11 +77,13 @@ class CheckpointEngine:
         *,
         counted: bool = True,
         retry_seconds: Sequence[float] = RETRY_SECONDS,
+        host: str | None = None,
     ) -> None:
         """``job``: "namespace/name"; ``warn`` is called on the rank that has something to say.
 
         ``counted`` False: ``attempt`` begins again at 1 with each start, as under torchrun, so that a lower
         number than the newest record's is not an attempt from the past.
+        ``host``: rank 0's address; saves are asynchronous then, and without it synchronous.
 
         Raises:
             StoreMisconfigured: neither directory nor object storage is configured, or of no known kind.
@@ -96,9 +100,12 @@ class CheckpointEngine:
         self._identity: StoreIdentity | None = None
         self._record: Record | None = None
         self._known_records: dict[int, Record] = {}
-        self._saver: Saver = SynchronousSaver(self._store, self._ranks)
+        self._saver: Saver = SynchronousSaver(self._store, self._ranks, warn)
+        if host is not None:
+            self._saver = AsynchronousSaver(self._store, self._ranks, host, warn)
         self._failed_saves = 0
         self._committed: SaveReport | None = None
+        self._finished: SaveReport | None = None  # as _committed, or one that failed
 
     @property
     def store(self) -> Store:
@@ -114,6 +121,7 @@ class CheckpointEngine:
 
         ``state``: what will be saved; without it nobody asks whether there is room for it.
         """
+        self._saver.start()
         needs = Needs(state_bytes(state) if state else 0)
         self._identity = preflight(self._store, self.config, self._job, self._ranks, needs, self._warn)
 
@@ -136,7 +144,9 @@ class CheckpointEngine:
         pauses = list(self._retry_seconds)
         while True:
             try:
-                return self._restore_once(state, fallback, started)
+                report = self._restore_once(state, fallback, started)
+                self._saver.await_ready()
+                return report
             except _ChooseAgain:
                 continue
             except StorageUnavailable as error:
@@ -295,24 +305,49 @@ class CheckpointEngine:
         assert self._record is not None, "restore comes before the first save"
         if self._committed and (self._committed.step, self._committed.samples) == (step, samples):
             return self._committed
-        name = checkpoint_name(step, self._record.seq)
-        envelope = self._envelope(state, step, samples, shared)
         task = SaveTask(
-            name,
+            checkpoint_name(step, self._record.seq),
             self._manifest(step, samples, shared),
-            lambda: build_state_dict(state, shared=envelope, per_rank=per_rank, rank=self._ranks.rank),
+            Content(state, self._envelope(state, step, samples, shared), per_rank),
+            self._fence,
             self._guard,
             history,
+            self.config.keep_last,
+            self.config.keep_every_steps,
         )
         return self._finish(self._saver.begin(task))
 
+    @property
+    def busy(self) -> bool:
+        """Whether a save now would have to wait for the one before."""
+        return self._saver.busy
+
+    def poll(self) -> SaveReport | None:
+        """The final report of a save that began earlier, once; does not wait.
+
+        Raises:
+            Superseded: it was found meanwhile that a newer attempt owns the store.
+        """
+        report = self._saver.poll()
+        return self._finish(report) if report is not None else None
+
     def wait(self) -> SaveReport | None:
-        """Until the last save is durable; its final report, or None when there was none."""
-        return self._saver.wait()
+        """Until the last save is durable; its final report, or None when there was none.
+
+        Raises:
+            Superseded: as ``poll``.
+        """
+        report = self._saver.wait()
+        return self._finish(report) if report is not None and report != self._finished else report
+
+    def land(self, seconds: float) -> None:
+        """Wait, not longer than that and without the other ranks, for what this rank is still storing."""
+        self._saver.land(seconds)
 
     def close(self) -> SaveReport | None:
         """``wait``, and nothing may be saved afterwards."""
         report = self.wait()
+        self._saver.close()
         self._record = None
         return report
 
@@ -338,6 +373,7 @@ class CheckpointEngine:
             world_size=self._ranks.world_size,
             files={},
             attempt=self._attempt,
+            torch_version=torch.__version__,
             data_fingerprint=fingerprint if isinstance(fingerprint, dict) else {},
             blocking_ms=self._committed.blocking_ms if self._committed else 0,
             durable_ms=self._committed.durable_ms if self._committed else 0,
@@ -348,17 +384,19 @@ class CheckpointEngine:
         assert self._identity is not None, "preflight comes first"
         return self._identity
 
+    @property
+    def _fence(self) -> Fence:
+        assert self._record is not None
+        return Fence(self._claimed, self._record.seq)
+
     def _guard(self) -> None:
         """On rank 0: is this still our store, and is our record still the newest?"""
-        assert self._record is not None
-        identity.check_same(self._store, self._claimed)
-        newest = max(documents.record_numbers(self._store), default=0)
-        if newest > self._record.seq:
-            raise Superseded(f"record {newest} is newer than ours ({self._record.seq})")
-        if newest < self._record.seq:
-            raise StorageUnavailable(f"{self._store.location} has lost record {self._record.seq}")
+        self._fence.check(self._store)
 
     def _finish(self, report: SaveReport) -> SaveReport:
+        if not report.durable:
+            return report
+        self._finished = report
         if not report.ok:
             self._failed_saves += 1
             self._say(
@@ -370,30 +408,7 @@ class CheckpointEngine:
             self._say(report.message)
         self._failed_saves = 0
         self._committed = report
-        if self._ranks.rank == 0:
-            self._retain()
         return report
-
-    def _retain(self) -> None:
-        try:
-            for name in self._doomed():
-                self._store.delete(f"{name}/{MARKER_FILE}")  # first: half a checkpoint must not look whole
-                self._store.delete_tree(name)
-        except (CheckpointError, documents.DamagedDocument, OSError) as error:
-            self._warn(f"old checkpoints could not be deleted: {error}")
-
-    def _doomed(self) -> list[str]:
-        pinned = documents.read_pins(self._store, time.time())
-        seen = self._survey()
-        return to_delete(
-            seen.chain,
-            seen.complete,
-            seen.incomplete,
-            keep_last=self.config.keep_last,
-            keep_every_steps=self.config.keep_every_steps,
-            pinned=pinned,
-            in_flight=self._saver.in_flight(),
-        )
 
     def _say(self, text: str) -> None:
         if self._ranks.rank == 0:

@@ -31,7 +31,10 @@ class RestoreReport:
 
 @dataclass(frozen=True)
 class SaveReport:
-    """How a save went; the same on all ranks. ``ok`` False: nothing was committed, training goes on."""
+    """How a save went; the same on all ranks. ``ok`` False: nothing was committed, training goes on.
+
+    ``durable`` False: it has only begun, and how it ends is told later.
+    """
 
     name: str
     step: int
@@ -41,3 +44,4 @@ class SaveReport:
     durable_ms: int = 0  # from the call to the commit
     ok: bool = True
     message: str = ""  # why not; or what did not go well beside the commit
+    durable: bool = True

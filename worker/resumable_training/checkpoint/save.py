@@ -1,7 +1,7 @@
-"""Write one checkpoint so that it is complete or does not exist.
+"""How a save is asked for, and the way of saving that stops training until the checkpoint is durable.
 
-Shards first, each hashed by the rank that writes it; then the manifest, synced; then the marker, create-only,
-as the single act that makes it a checkpoint. Any rank's error ends the save on all ranks before the marker.
+Shards first, each hashed by the rank that writes it; then what ``commit`` does. Any rank's error ends the
+save on all ranks before the marker.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from resumable_training.checkpoint.documents import seal
+from resumable_training.checkpoint.commit import claim, commit, discard
 from resumable_training.checkpoint.errors import (
     CheckpointError,
     StorageUnavailable,
@@ -23,14 +22,14 @@ from resumable_training.checkpoint.errors import (
     StoreNotFound,
     Superseded,
 )
+from resumable_training.checkpoint.fence import Fence
 from resumable_training.checkpoint.files import StoreWriter, single_process_is_fine
-from resumable_training.checkpoint.history import write_history
 from resumable_training.checkpoint.ranks import Ranks
 from resumable_training.checkpoint.reports import SaveReport
+from resumable_training.checkpoint.state import Content
 from resumable_training.checkpoint.store import Store
-from resumable_training.checkpoint.verify import hash_bytes, structure_problem
-from resumable_training.contract.manifest import MANIFEST_FILE, MARKER_FILE, FileEntry, Manifest
-from resumable_training.contract.marker import parse_marker
+from resumable_training.checkpoint.sweep import Sweeper
+from resumable_training.contract.manifest import FileEntry, Manifest
 
 
 @dataclass(frozen=True)
@@ -39,33 +38,64 @@ class SaveTask:
 
     name: str
     manifest: Manifest
-    build: Callable[[], dict[str, Any]]  # the state dict; called at once, on the caller's thread
-    guard: Callable[[], None]  # on rank 0, before and after writing: raises if we may not commit
+    content: Content
+    fence: Fence
+    guard: Callable[[], None]  # the fence, in this process: on rank 0, before and after writing
     history: tuple[str, ...] = ()  # lines for reports, of rank 0; written after the commit
+    keep_last: int = 2  # of retention, which follows the commit
+    keep_every_steps: int | None = None
 
 
 class Saver(Protocol):
-    """How checkpoints get to the store. ``begin`` may return before the checkpoint is durable."""
+    """How checkpoints get to the store. All methods are called by all ranks."""
+
+    def start(self) -> None:
+        """Get ready, in the background, while the ranks restore."""
+        ...
+
+    def await_ready(self) -> None:
+        """Be ready, before the first step."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save now would have to wait for the one before."""
+        ...
 
     def begin(self, task: SaveTask) -> SaveReport:
-        """Take the state as it is now. Raises Superseded; other errors of the store are in the report."""
+        """Take the state as it is now; the report is final if ``durable``.
+
+        Raises Superseded; other errors of the store are in a report.
+        """
+        ...
+
+    def poll(self) -> SaveReport | None:
+        """The final report of a save that began earlier, once; does not wait. Raises Superseded."""
         ...
 
     def wait(self) -> SaveReport | None:
         """Until nothing is in flight; the report of the last save, now final. None: there was none."""
         ...
 
-    def in_flight(self) -> frozenset[str]:
-        """Names of checkpoints that are being written."""
+    def land(self, seconds: float) -> None:
+        """As ``wait``, but for this rank's part alone, and no longer than that."""
+        ...
+
+    def close(self) -> None:
+        """Nothing is saved afterwards."""
         ...
 
 
 class SynchronousSaver:
-    """Durable when ``begin`` returns."""
+    """Durable when ``begin`` returns. Written by DCP itself, so it takes whatever DCP takes."""
 
-    def __init__(self, store: Store, ranks: Ranks) -> None:
+    busy = False
+
+    def __init__(self, store: Store, ranks: Ranks, warn: Callable[[str], None]) -> None:
         self._store = store
         self._ranks = ranks
+        self._warn = warn
+        self._sweeper = Sweeper(store)
         self._last: SaveReport | None = None
 
     def begin(self, task: SaveTask) -> SaveReport:
@@ -73,7 +103,7 @@ class SynchronousSaver:
         report = SaveReport(task.name, task.manifest.step, task.manifest.samples)
         claimed = False
         try:
-            self._ranks.first(lambda: self._claim(task))
+            self._ranks.first(lambda: claim(self._store, task.name, task.guard))
             claimed = True
             size, note = self._write_and_commit(task)
             report = replace(report, bytes=size, message=note)
@@ -81,46 +111,50 @@ class SynchronousSaver:
             raise
         except (StorageUnavailable, StoreNotFound, StoreExists) as error:
             if claimed:
-                self._ranks.first(lambda: self._remove(task.name))
+                self._ranks.first(lambda: discard(self._store, task.name))
             report = replace(report, ok=False, message=str(error))
         elapsed = round((time.monotonic() - started) * 1000)
         self._last = self._ranks.first(lambda: replace(report, blocking_ms=elapsed, durable_ms=elapsed))
+        if report.ok and self._ranks.rank == 0:
+            self._sweep(task)
         return self._last
+
+    def start(self) -> None:
+        return None
+
+    def await_ready(self) -> None:
+        return None
+
+    def poll(self) -> SaveReport | None:
+        return None
 
     def wait(self) -> SaveReport | None:
         return self._last
 
-    def in_flight(self) -> frozenset[str]:
-        return frozenset()
+    def land(self, seconds: float) -> None:
+        return None
 
-    def _claim(self, task: SaveTask) -> None:
-        task.guard()
-        try:
-            self._store.make_directory(task.name)
-        except (Superseded, StorageUnavailable):
-            raise
-        except CheckpointError as error:  # there already, or no root to make it in
-            raise StorageUnavailable(f"{self._store.location}: {error}") from error
+    def close(self) -> None:
+        return None
 
     def _write_and_commit(self, task: SaveTask) -> tuple[int, str]:
         """Bytes written, and what ``commit`` has to say."""
-        state_dict = self._ranks.together(task.build)
+        state_dict = self._ranks.together(lambda: task.content.build(self._ranks.rank))
         writer = StoreWriter(self._store, task.name)
         write_shards(writer, state_dict, self._ranks)
         parts = self._ranks.gather(writer.files.written)
         files = {file: entry for part in parts for file, entry in part.items()}
-        note = self._ranks.first(lambda: commit(self._store, task, files, writer.files.marker))
+        note = self._ranks.first(lambda: self._commit(task, files, writer.files.marker))
         return sum(entry.bytes for entry in files.values()), note
 
-    def _remove(self, name: str) -> None:
-        """What is left of a failed save is no checkpoint; if it can't be removed now, retention will."""
-        try:
-            self._store.delete(
-                f"{name}/{MARKER_FILE}"
-            )  # there if its answer was lost: first, as in retention
-            self._store.delete_tree(name)
-        except CheckpointError:
-            return
+    def _commit(self, task: SaveTask, files: dict[str, FileEntry], marker: bytes | None) -> str:
+        assert marker is not None
+        return commit(self._store, task.name, task.manifest, files, marker, task.guard, task.history)
+
+    def _sweep(self, task: SaveTask) -> None:
+        problem = self._sweeper.sweep(task.keep_last, task.keep_every_steps)
+        if problem:
+            self._warn(problem)
 
 
 def write_shards(writer: StoreWriter, state_dict: dict[str, Any], ranks: Ranks) -> None:
@@ -146,26 +180,3 @@ def storage_failure(error: CheckpointException, doing: str) -> Exception:
     if all(isinstance(failure, (OSError, CheckpointError)) for failure in failures.values()):
         return StorageUnavailable(f"{doing} failed on {text}")
     return RuntimeError(f"{doing} failed on {text}")
-
-
-def commit(store: Store, task: SaveTask, files: dict[str, FileEntry], marker: bytes | None) -> str:
-    """Manifest, then marker, then the history. Rank 0 alone. Returns why the history was not written, or "".
-
-    Raises:
-        Superseded: a newer attempt has appeared while we wrote.
-        StorageUnavailable: nothing was committed.
-    """
-    assert marker is not None
-    problem = structure_problem(parse_marker(marker))
-    if problem is not None:
-        raise StorageUnavailable(f"what was written is not whole: {problem.reason}")
-    manifest = replace(
-        task.manifest,
-        files={**files, MARKER_FILE: hash_bytes(marker)},
-        created=time.time(),
-        torch_version=torch.__version__,
-    )
-    store.create(f"{task.name}/{MANIFEST_FILE}", seal(manifest))
-    task.guard()
-    store.create(f"{task.name}/{MARKER_FILE}", marker)
-    return write_history(store, task.manifest.record, task.history)

@@ -68,6 +68,19 @@ class TrainingState:
         raise StateMismatch(f"optimizer {name!r} has parameters that belong to no tracked module")
 
 
+@dataclass(frozen=True)
+class Content:
+    """Everything that one save holds. ``shared``: the same on all ranks; ``per_rank``: this rank's own."""
+
+    state: TrainingState
+    shared: Mapping[str, Any]
+    per_rank: Mapping[str, bytes]
+
+    def build(self, rank: int) -> dict[str, Any]:
+        """As ``build_state_dict``."""
+        return build_state_dict(self.state, shared=self.shared, per_rank=self.per_rank, rank=rank)
+
+
 def build_state_dict(
     state: TrainingState, *, shared: Mapping[str, Any], per_rank: Mapping[str, bytes], rank: int
 ) -> dict[str, Any]:
@@ -80,18 +93,57 @@ def build_state_dict(
     Raises:
         NotPlain: a value that could only be saved with pickle.
     """
+    texts, tensors = own_entries(state, shared=shared, per_rank=per_rank, rank=rank)
+    bytes_ = {key: byte_tensor(data) for key, data in texts.items()}
+    return {**tracked_entries(state, rank), **bytes_, **tensors}
+
+
+def tracked_entries(state: TrainingState, rank: int) -> dict[str, Any]:
+    """The part of ``build_state_dict`` that modules and optimizers give, by their names."""
     result: dict[str, Any] = {
         name: _module_entries(name, module, rank) for name, module in state.modules.items()
     }
     for name in state.optimizers:
         result[name] = _optimizer_entries(state, name, rank)
-    for name, thing in state.stateful.items():
-        result.update(_stateful_entries(name, thing, rank))
-    for name, data in per_rank.items():
-        result[per_rank_key(rank, name)] = byte_tensor(data)
-    if rank == 0:
-        result[SHARED_KEY] = byte_tensor(to_text(dict(shared), where="shared"))
     return result
+
+
+def own_entries(
+    state: TrainingState, *, shared: Mapping[str, Any], per_rank: Mapping[str, bytes], rank: int
+) -> tuple[dict[str, bytes], dict[str, torch.Tensor]]:
+    """The rest of it: what is stored as bytes, and tensors of other tracked objects."""
+    texts: dict[str, bytes] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    for name, thing in state.stateful.items():
+        found: list[Any] = []
+        text = to_text(thing.state_dict(), found, where=name)
+        for index, tensor in enumerate(found):
+            if rank == 0 or isinstance(tensor, DTensor):
+                tensors[stateful_key(name, index)] = tensor.detach()
+        if rank == 0:
+            texts[stateful_key(name)] = text
+    for name, data in per_rank.items():
+        texts[per_rank_key(rank, name)] = data
+    if rank == 0:
+        texts[SHARED_KEY] = to_text(dict(shared), where="shared")
+    return texts, tensors
+
+
+def given_by_rank_0(state: TrainingState, paths: Mapping[str, tuple[str | int, ...]]) -> set[str]:
+    """Keys of tensors that may differ between ranks, so that only rank 0's count; ``paths`` as flattened.
+
+    These are buffers, and hyper-parameters of optimizers that are tensors.
+    """
+    buffers = {
+        name: {without_wrappers(key) for key, _ in module.named_buffers()}
+        for name, module in state.modules.items()
+    }
+    return {
+        key
+        for key, path in paths.items()
+        if len(path) > 1
+        and (path[1] in buffers[str(path[0])] if path[0] in buffers else path[1] == "param_groups")
+    }
 
 
 def _module_entries(name: str, module: nn.Module, rank: int) -> dict[str, Any]:
@@ -123,17 +175,6 @@ def per_rank_key(rank: int, name: str) -> str:
 def stateful_key(name: str, index: int | None = None) -> str:
     """Key of the text of a tracked object, or of its ``index``-th tensor."""
     return f"{STATEFUL_PREFIX}{name}" + ("" if index is None else f"/{index:05d}")
-
-
-def _stateful_entries(name: str, thing: Any, rank: int) -> dict[str, Any]:
-    tensors: list[Any] = []
-    text = to_text(thing.state_dict(), tensors, where=name)
-    entries = {
-        stateful_key(name, index): tensor.detach()
-        for index, tensor in enumerate(tensors)
-        if rank == 0 or isinstance(tensor, DTensor)
-    }
-    return {stateful_key(name): byte_tensor(text), **entries} if rank == 0 else entries
 
 
 def byte_tensor(data: bytes) -> torch.Tensor:

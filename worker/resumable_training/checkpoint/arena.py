@@ -1,0 +1,95 @@
+"""The shared memory that a rank copies its state into, and that its writer process stores from.
+
+An anonymous file in memory (``memfd``): its pages count as the rank's own, not against ``/dev/shm``, which
+containers keep small. All pages are there before the first copy, and page-locked where there is a GPU. The
+descriptor is all that another process needs, and whoever holds it holds the content, also when the rank dies.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+SPARE_BYTES = 64 << 20  # that must stay free beside the arena
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+class NoArena(OSError):
+    """There can't be one here; the text says why."""
+
+
+class Arena:
+    """``bytes`` of shared memory. ``tensor``: all of it as ``uint8``."""
+
+    def __init__(self, size: int) -> None:
+        """Raises NoArena when there is no such memory, or too little of it."""
+        if sys.platform != "linux":
+            raise NoArena("this system has no memory files")
+        room = free_bytes()
+        if room is not None and size + SPARE_BYTES > room:
+            raise NoArena(f"a copy of the state needs {size >> 20} MiB of memory, {room >> 20} MiB are free")
+        self.bytes = size
+        self.descriptor = os.memfd_create("resumable-checkpoint", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(self.descriptor, 0, size)  # all pages, or an error, instead of SIGBUS later
+            self._map = mmap.mmap(self.descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except OSError as error:
+            os.close(self.descriptor)
+            raise NoArena(f"no {size >> 20} MiB of shared memory: {error.strerror or error}") from error
+        self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
+        self.pinned = _pin(self.tensor)
+
+    def put(self, at: int, data: bytes) -> None:
+        self._map[at : at + len(data)] = data
+
+    def free(self) -> None:
+        """Give the memory back, whoever still has it mapped. It must not be touched any more."""
+        if self.pinned:
+            torch.cuda.cudart().cudaHostUnregister(self.tensor.data_ptr())  # type: ignore[no-untyped-call]
+        os.ftruncate(self.descriptor, 0)
+        os.close(self.descriptor)
+
+
+def _pin(tensor: torch.Tensor) -> bool:
+    """Lock the pages for the GPU that is in use, so that copies from it need not be waited for."""
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    registered = torch.cuda.cudart().cudaHostRegister(  # type: ignore[no-untyped-call]
+        tensor.data_ptr(), tensor.numel(), 0
+    )
+    return int(registered) == 0
+
+
+def free_bytes(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Memory that this process may still take, by the machine and by its container; None: unknown."""
+    found = [room for room in (_machine(meminfo), _container(cgroup)) if room is not None]
+    return min(found, default=None)
+
+
+def _machine(meminfo: Path) -> int | None:
+    try:
+        lines = meminfo.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else None
+
+
+def _container(cgroup: Path) -> int | None:
+    """Limit of the container less what it uses; files that are only cached do not count. (cgroup v2)"""
+    try:
+        limit = (cgroup / "memory.max").read_text(encoding="ascii").strip()
+        if limit == "max":
+            return None
+        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
+        details = (cgroup / "memory.stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    cached = sum(
+        int(line.split()[1]) for line in details if line.split()[0] in ("inactive_file", "active_file")
+    )
+    return int(limit) - used + cached

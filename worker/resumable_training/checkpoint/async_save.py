@@ -1,0 +1,324 @@
+"""Saves that the loop waits for no longer than it takes to copy this rank's bytes.
+
+::
+
+    rank                                writer process of the rank
+    begin: copy the state -> arena
+           send what it is      ---->   claim, store, gather, manifest, guard, marker   (``writer_main``)
+    (the loop goes on)                  retention
+    poll                        <----   landed: committed, or why not
+
+One save is in flight at a time. A writer that dies is replaced at once; its successor finds out what came of
+the flight: committed, if the marker is there, else failed, and then nothing of it stays. Ranks begin saves
+together, so flights have the same number everywhere, and no rank needs to speak with another in the loop.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from resumable_training.checkpoint import cargo, meeting
+from resumable_training.checkpoint.arena import NoArena
+from resumable_training.checkpoint.errors import StorageUnavailable, Superseded
+from resumable_training.checkpoint.plan import Unsupported
+from resumable_training.checkpoint.ranks import Ranks
+from resumable_training.checkpoint.reports import SaveReport
+from resumable_training.checkpoint.save import SaveTask, SynchronousSaver
+from resumable_training.checkpoint.snapshot import Snapshot
+from resumable_training.checkpoint.store import Store
+from resumable_training.checkpoint.wire import Message
+from resumable_training.checkpoint.writer import READY_SECONDS, WriterDied, WriterProcess
+from resumable_training.contract.codec import to_plain
+
+_OVERLAP_SECONDS = 5.0  # this rank's writer may still be at a save that has landed on rank 0
+_WAIT_SECONDS = 0.5
+_MOST_DEATHS = 3  # of writers, one after another, in one flight
+
+
+@dataclass
+class _Flight:
+    number: int
+    report: SaveReport
+    started: float  # monotonic
+    message: Message | None  # not sent yet: GPUs still copy
+    deaths: int = 0
+
+
+class AsynchronousSaver:
+    """See the head of this file. Where it can't be done, saves are synchronous, and that is said once."""
+
+    def __init__(self, store: Store, ranks: Ranks, host: str, warn: Callable[[str], None]) -> None:
+        """``host``: rank 0's address, at which the other ranks' writers reach rank 0's."""
+        self._store = store
+        self._ranks = ranks
+        self._host = host
+        self._warn = warn
+        self._synchronous: SynchronousSaver | None = None
+        self._snapshot = Snapshot(ranks)
+        self._agreed = False
+        self._process: WriterProcess | None = None
+        self._listener: socket.socket | None = None
+        self._begin: Message = {}
+        self._busy = False  # the writer is at something, and be it retention
+        self._number = 0
+        self._flight: _Flight | None = None
+        self._last: SaveReport | None = None
+        self._superseded: str | None = None
+
+    # Before the first step ----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the writers, which get ready while the ranks restore."""
+        if self._ranks.rank == 0 and self._ranks.world_size > 1:
+            self._listener = meeting.listen(self._host)
+        port = self._listener.getsockname()[1] if self._listener else 0
+        secret, port = self._ranks.first(lambda: (secrets.token_hex(16), port))
+        self._begin = {
+            "kind": "begin",
+            "rank": self._ranks.rank,
+            "world_size": self._ranks.world_size,
+            "store": self._store.location,
+            "secret": secret,
+            "host": self._host,
+            "port": port,
+            "listener": self._listener.fileno() if self._listener else -1,
+        }
+        try:
+            self._start_process()
+        except (OSError, WriterDied) as error:
+            self._warn(f"no checkpoint writer: {error}")
+
+    def await_ready(self) -> None:
+        """All writers have come up, or all ranks save synchronously."""
+        if not all(self._ranks.gather(self._is_ready())):
+            self._fall_back("a checkpoint writer did not start")
+
+    def _is_ready(self) -> bool:
+        try:
+            if self._process is None:
+                return False
+            self._process.await_kind("ready", READY_SECONDS)
+        except (WriterDied, TimeoutError) as error:
+            self._warn(f"no checkpoint writer: {error}")
+            return False
+        return True
+
+    def _start_process(self) -> None:
+        self._process = WriterProcess(self._begin["listener"])
+        self._process.send(self._begin)
+
+    def _fall_back(self, why: str) -> None:
+        if self._ranks.rank == 0:
+            self._warn(f"{why}: each save stops training until it is stored")
+        self._synchronous = SynchronousSaver(self._store, self._ranks, self._warn)
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    # In the loop --------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save now would have to wait for the one before."""
+        return self._synchronous is None and (self._flight is not None or self._busy)
+
+    def begin(self, task: SaveTask) -> SaveReport:
+        started = time.monotonic()
+        if self._synchronous is None and not self._agreed:
+            self._agree(task)
+        if self._synchronous is not None:
+            return self._synchronous.begin(task)
+        self._clear_the_way()
+        self._number += 1
+        report = SaveReport(task.name, task.manifest.step, task.manifest.samples, durable=False)
+        self._flight = _Flight(self._number, report, started, None)
+        try:
+            smalls, is_new = self._snapshot.take(task.content)
+        except (Unsupported, NoArena) as error:
+            self._settle(f"rank {self._ranks.rank}: {error}")
+        else:
+            self._ship(task, smalls, is_new)
+        elapsed = round((time.monotonic() - started) * 1000)
+        self._flight.report = replace(report, blocking_ms=elapsed)
+        return self._flight.report
+
+    def _agree(self, task: SaveTask) -> None:
+        """The first save: ranks tell each other what they have."""
+        why = self._snapshot.agree(task.content)
+        self._agreed = True
+        if why:
+            self._fall_back(why)
+        else:
+            self._send_plan()
+
+    def _ship(self, task: SaveTask, smalls: list[cargo.Small], is_new: bool) -> None:
+        assert self._flight is not None
+        if is_new:
+            self._send_plan()
+        self._flight.message = {
+            "kind": "save",
+            "flight": self._number,
+            "name": task.name,
+            "manifest": to_plain(task.manifest),
+            "identity": to_plain(task.fence.identity),
+            "history": task.history,
+            "keep_last": task.keep_last,
+            "keep_every_steps": task.keep_every_steps,
+            "smalls": [[one.key, one.path, one.pickled, one.at, one.bytes] for one in smalls],
+        }
+        self._send_when_copied()
+
+    def _send_when_copied(self) -> None:
+        flight = self._flight
+        if flight is None or flight.message is None or not self._snapshot.copied():
+            return
+        message, flight.message = flight.message, None
+        self._tell(message)
+
+    def _tell(self, message: Message, *descriptors: int) -> None:
+        """Send; a writer that is dead is replaced."""
+        assert self._process is not None
+        self._busy = True
+        try:
+            self._process.send(message, *descriptors)
+        except WriterDied as error:
+            self._replace(str(error))
+
+    def _send_plan(self) -> None:
+        arena, plan = self._snapshot.arena, self._snapshot.plan
+        assert arena is not None
+        assert plan is not None
+        assert self._process is not None
+        try:
+            self._process.send({"kind": "arena", "bytes": arena.bytes}, arena.descriptor)
+            self._process.send({"kind": "plan", "items": cargo.to_plain(plan.items)})
+        except WriterDied as error:
+            self._replace(str(error))
+
+    def _clear_the_way(self) -> None:
+        """Rank 0 has landed when a save begins; this rank's writer, which hears of it last, must have too."""
+        deadline = time.monotonic() + _OVERLAP_SECONDS
+        while self._flight is not None and time.monotonic() < deadline:
+            self._hear(_WAIT_SECONDS)
+        if self._flight is not None:
+            assert self._process is not None
+            self._process.kill()  # it hangs in the store
+            self._land({"ok": False, "message": "this rank's checkpoint writer hangs"})
+            self._renew()
+
+    # What the writer says -----------------------------------------------------------------------------
+
+    def poll(self) -> SaveReport | None:
+        """The report of a save that has landed since; never waits.
+
+        Raises:
+            Superseded: the writer has found that a newer attempt owns the store.
+        """
+        if self._flight is None and not self._busy:
+            return None
+        before = self._last
+        self._send_when_copied()
+        self._hear(0.0)
+        self._raise_if_superseded()
+        return self._last if self._last is not before else None
+
+    def wait(self) -> SaveReport | None:
+        if self._synchronous is not None:
+            return self._synchronous.wait()
+        self._snapshot.await_copied()
+        self._send_when_copied()
+        while self._flight is not None:
+            self._hear(_WAIT_SECONDS)
+        return self._ranks.first(self._outcome)  # what rank 0 knows is what happened
+
+    def _outcome(self) -> SaveReport | None:
+        self._raise_if_superseded()
+        return self._last
+
+    def _raise_if_superseded(self) -> None:
+        if self._superseded is not None:
+            raise Superseded(self._superseded)
+
+    def land(self, seconds: float) -> None:
+        """Wait for this rank's own part of what is in flight, without the other ranks."""
+        deadline = time.monotonic() + seconds
+        while self._flight is not None and time.monotonic() < deadline:
+            self._snapshot.await_copied()
+            self._send_when_copied()
+            self._hear(_WAIT_SECONDS)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+        if self._listener is not None:
+            self._listener.close()
+
+    def _hear(self, seconds: float) -> None:
+        assert self._process is not None
+        try:
+            for message in self._process.messages(seconds):
+                self._take(message)
+        except WriterDied as error:
+            self._replace(str(error))
+
+    def _take(self, message: Message) -> None:
+        kind = message["kind"]
+        if kind == "idle":
+            self._busy = False
+        elif kind == "warning":
+            self._warn(message["message"])
+        elif kind == "landed":
+            self._land(message)
+
+    def _land(self, message: dict[str, Any]) -> None:
+        flight = self._flight
+        assert flight is not None
+        at = message.get("at", time.monotonic())  # one clock for all processes of a machine
+        self._flight = None
+        if message.get("superseded"):
+            self._superseded = message["message"]
+        self._last = replace(
+            flight.report,
+            ok=message["ok"],
+            message=message["message"],
+            bytes=message.get("bytes", 0),
+            durable_ms=round((at - flight.started) * 1000),
+            durable=True,
+        )
+
+    # Death of a writer --------------------------------------------------------------------------------
+
+    def _replace(self, how: str) -> None:
+        """A new writer. What was in flight is settled by it, or failed if writers die of it."""
+        flight = self._flight
+        if flight is not None:
+            flight.deaths += 1
+            if flight.deaths > _MOST_DEATHS:
+                self._land({"ok": False, "message": how})
+        elif self._busy:
+            self._warn(f"{how}; another one goes on")  # in retention, or before its first word
+        self._renew()
+        if self._flight is not None:
+            self._flight.message = None
+            self._settle(how)
+
+    def _settle(self, why: str) -> None:
+        assert self._flight is not None
+        self._tell(
+            {"kind": "settle", "flight": self._flight.number, "name": self._flight.report.name, "why": why}
+        )
+
+    def _renew(self) -> None:
+        self._busy = False
+        try:
+            self._start_process()
+        except (OSError, WriterDied) as error:
+            raise StorageUnavailable(f"no checkpoint writer can be started: {error}") from error
+        if self._snapshot.arena is not None:
+            self._send_plan()

@@ -1,0 +1,164 @@
+"""Finds tracked values again at every save, without building the state dict: that takes longer than copying.
+
+A state dict's tensors alias the live ones. Once it was built, each of its values is looked for where PyTorch
+keeps it: in a module's parameters or buffers, in an optimizer's state or groups. From then on a look at that
+place is enough, also when another tensor was put there. Anything that does not look as it did (a new layer,
+a new parameter, state that came or went) means that the state dict must be built again; and a value that is
+kept in no such place (a module with a ``state_dict`` of its own) means that it must be built every time.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from resumable_training.checkpoint.mismatch import without_wrappers
+from resumable_training.checkpoint.state import TrainingState
+
+Path = tuple[str | int, ...]
+Look = Callable[[], Any]  # raises KeyError when the place is gone
+
+
+class Moved(Exception):
+    """Something is not where it was: build the state dict again."""
+
+
+class Finder:
+    """The places of one state dict's values."""
+
+    def __init__(self, state: TrainingState, values: Mapping[str, Any], paths: Mapping[str, Path]) -> None:
+        """``values`` and ``paths``: the flattened state dict of modules and optimizers.
+
+        Raises:
+            Moved: a value is in no known place.
+        """
+        places = dict(_places(state))
+        self.keys = list(values)
+        self._looks: list[Look] = []
+        for key, value in values.items():
+            look = places.get(paths[key]) or _group_place(state, paths[key], value)
+            if look is None or not _same(look(), value):
+                raise Moved(key)
+            self._looks.append(look)
+        self._state = state
+        self._shape = _shape(state)
+
+    def find(self) -> list[Any]:
+        """The live values, in the order of the state dict. Raises Moved."""
+        try:
+            if _shape(self._state) != self._shape:
+                raise Moved("what is tracked has another shape")
+            return [look() for look in self._looks]
+        except (KeyError, IndexError, AttributeError) as error:
+            raise Moved(str(error)) from error
+
+
+def _places(state: TrainingState) -> Iterator[tuple[Path, Look]]:
+    for name, module in state.modules.items():
+        yield from ((path, look) for path, look in _module_places(name, module))
+    for name, optimizer in state.optimizers.items():
+        yield from _optimizer_places(name, optimizer, state.owner_of(name))
+
+
+def _module_places(name: str, module: nn.Module) -> Iterator[tuple[Path, Look]]:
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        for kept in (part._parameters, part._buffers):
+            for attribute in kept:
+                key = without_wrappers(f"{prefix}.{attribute}" if prefix else attribute)
+                yield (name, key), _look_in(kept, attribute)
+
+
+def _look_in(kept: Mapping[str, Any], attribute: str) -> Look:
+    return lambda: kept[attribute]
+
+
+def _optimizer_places(name: str, optimizer: Optimizer, owner: nn.Module) -> Iterator[tuple[Path, Look]]:
+    for key, parameter in owner.named_parameters(remove_duplicate=False):
+        for attribute in optimizer.state.get(parameter, {}):
+            path = (name, "state", without_wrappers(key), attribute)
+            yield path, _look_in_state(optimizer, parameter, attribute)
+
+
+def _look_in_state(optimizer: Optimizer, parameter: torch.Tensor, attribute: str) -> Look:
+    # The dict itself may be replaced, and asking it for a missing key would add that.
+    return lambda: optimizer.state.get(parameter, {})[attribute]
+
+
+def _group_place(state: TrainingState, path: Path, value: Any) -> Look | None:
+    """Of a hyper-parameter. The names of a group's parameters are kept nowhere, and stay as they are."""
+    optimizer = state.optimizers.get(str(path[0]))
+    if optimizer is None or path[1] != "param_groups" or len(path) < 4:
+        return None
+    if path[3] == "params":
+        return lambda: value
+    number, attribute, inner = int(path[2]), path[3], path[4:]
+
+    def look() -> Any:
+        value = optimizer.param_groups[number][str(attribute)]
+        for part in inner:
+            value = value[part]
+        return value
+
+    return look
+
+
+def _same(live: Any, value: Any) -> bool:
+    """Whether a state dict's value is the live one, or a plain one that equals it."""
+    if isinstance(value, torch.Tensor):
+        if not isinstance(live, torch.Tensor) or isinstance(live, DTensor) != isinstance(value, DTensor):
+            return False
+        mine, its = local(live), local(value)
+        return mine.shape == its.shape and mine.dtype == its.dtype and mine.data_ptr() == its.data_ptr()
+    return type(live) is type(value) and bool(live == value)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _shape(state: TrainingState) -> list[Any]:
+    """What must stay for the places to hold: which modules, parameters, groups and states there are."""
+    found: list[Any] = []
+    for module in state.modules.values():
+        for part in module.modules():
+            found += (id(part), len(part._parameters), len(part._buffers))
+    for optimizer in state.optimizers.values():
+        for group in optimizer.param_groups:
+            found += (len(group), *map(id, group["params"]))
+        found += map(len, optimizer.state.values())
+    return found
+
+
+class Kept:
+    """Pickles of plain values, made again only for those that have changed."""
+
+    def __init__(self, pickled: Callable[[Any], bytes]) -> None:
+        self._pickled = pickled
+        self._known: dict[str, tuple[Any, bytes]] = {}
+
+    def bytes_of(self, keys: Sequence[str], values: Sequence[Any]) -> list[bytes]:
+        return [self._one(key, value) for key, value in zip(keys, values, strict=True)]
+
+    def _one(self, key: str, value: Any) -> bytes:
+        known = self._known.get(key)
+        if known is None or not _unchanged(known[0], value):
+            known = self._known[key] = (copy.deepcopy(value), self._pickled(value))
+        return known[1]
+
+
+def _unchanged(before: Any, now: Any) -> bool:
+    """Of plain values; 1, 1.0 and True are different ones."""
+    if type(before) is not type(now):
+        return False
+    if isinstance(now, (list, tuple)):
+        return len(before) == len(now) and all(map(_unchanged, before, now))
+    if isinstance(now, (bool, int, float, str)) or now is None:
+        return bool(before == now)
+    return False

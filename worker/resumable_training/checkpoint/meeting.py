@@ -1,0 +1,256 @@
+"""How the writers of an attempt meet, without the training's process group. No torch.
+
+Rank 0's writer is the host, the others come as guests, once for each flight: a flight is one save, numbered
+the same on all ranks. A guest says hello and waits for the word that the directory is claimed, writes its
+file, hands in what it has written, and waits for the outcome. Whoever breaks the connection has failed.
+
+The listening socket belongs to rank 0's training process and outlives a writer that dies; who has it says a
+secret that only this attempt's ranks were told, so neither another attempt nor another job can join.
+"""
+
+from __future__ import annotations
+
+import hmac
+import selectors
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from resumable_training.checkpoint.errors import StorageUnavailable
+from resumable_training.checkpoint.wire import Inbox, Message, send
+
+CONNECT_SECONDS = 60.0  # the port is open as long as rank 0's process lives
+_RETRY_SECONDS = 0.05
+_BACKLOG = 4096
+
+HELLO = "hello"
+WRITE = "write"  # the directory is claimed
+STORED = "stored"
+FAILED = "failed"
+OUTCOME = "outcome"
+
+
+class HostGone(StorageUnavailable):
+    """Rank 0's writer died, or has given this flight up."""
+
+
+def listen(host: str) -> socket.socket:
+    """A listening socket on ``host``, or on all addresses where that is not this machine's own (NAT)."""
+    for address in (host, ""):
+        try:
+            infos = socket.getaddrinfo(address or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, kind, protocol, _, where = infos[0]
+            listener = socket.socket(family, kind, protocol)
+            listener.bind(where)
+            listener.listen(_BACKLOG)
+            return listener
+        except OSError:
+            if not address:
+                raise
+    raise AssertionError("unreachable")
+
+
+@dataclass(eq=False)
+class _Guest:
+    connection: socket.socket
+    inbox: Inbox
+    rank: int = -1  # unknown until it has said hello
+    flight: int = -1
+
+
+@dataclass
+class _Flight:
+    number: int = -1
+    claimed: bool = False
+    closed: bool = True
+    answers: dict[int, Message] = field(default_factory=dict)  # by rank: STORED or FAILED
+    outcome: Message = field(default_factory=dict)
+
+
+class Host:
+    """Rank 0's side. A thread listens; the writer itself opens a flight, collects, and closes it."""
+
+    def __init__(self, listener: socket.socket, secret: str, world_size: int) -> None:
+        self._listener = listener
+        self._secret = secret
+        self._world_size = world_size
+        self._changed = threading.Condition()
+        self._flight = _Flight()
+        self._guests: set[_Guest] = set()
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, None)
+        threading.Thread(target=self._serve, name="checkpoint-meeting", daemon=True).start()
+
+    def open(self, number: int) -> None:
+        """Flight ``number`` begins; guests of an earlier one are told that it is over."""
+        with self._changed:
+            self._flight = _Flight(number, closed=False)
+            for guest in list(self._guests):
+                if 0 <= guest.flight < number:
+                    self._tell(guest, {"kind": OUTCOME, "ok": False, "message": "the save was given up"})
+
+    def claimed(self) -> None:
+        """Guests may write now."""
+        with self._changed:
+            self._flight.claimed = True
+            for guest in self._of_flight():
+                self._tell(guest, {"kind": WRITE})
+
+    def collect(self) -> list[Message]:
+        """Wait for all guests; what they have stored.
+
+        Raises:
+            StorageUnavailable: at least one has failed; says which and why.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._flight.answers) == self._world_size - 1)
+            answers = sorted(self._flight.answers.items())
+        failures = [f"rank {rank}: {one['message']}" for rank, one in answers if one["kind"] == FAILED]
+        if failures:
+            raise StorageUnavailable("saving failed on " + "; ".join(failures[:4]))
+        return [one for _, one in answers]
+
+    def close(self, outcome: Message) -> None:
+        """The flight is over; all guests, and those who come late, are told how it went."""
+        with self._changed:
+            self._flight.closed = True
+            self._flight.outcome = {"kind": OUTCOME, **outcome}
+            for guest in self._of_flight():
+                self._tell(guest, self._flight.outcome)
+
+    def _of_flight(self) -> list[_Guest]:
+        return [guest for guest in self._guests if guest.flight == self._flight.number]
+
+    def _tell(self, guest: _Guest, message: Message) -> None:
+        try:
+            send(guest.connection, message)
+        except OSError:
+            self._gone(guest)
+
+    def _serve(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    self._accept()
+                else:
+                    self._hear(key.data)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        connection.setblocking(True)
+        guest = _Guest(connection, Inbox(connection))
+        self._selector.register(connection, selectors.EVENT_READ, guest)
+
+    def _hear(self, guest: _Guest) -> None:
+        messages = guest.inbox.waiting()
+        with self._changed:
+            for message in messages:
+                self._take(guest, message)
+            if guest.inbox.closed:
+                self._gone(guest)
+            self._changed.notify_all()
+
+    def _take(self, guest: _Guest, message: Message) -> None:
+        if message["kind"] == HELLO:
+            self._welcome(guest, message)
+        elif guest.flight == self._flight.number and guest in self._guests:
+            self._flight.answers[guest.rank] = message
+
+    def _welcome(self, guest: _Guest, message: Message) -> None:
+        if not hmac.compare_digest(str(message.get("secret", "")), self._secret):
+            self._gone(guest)
+            return
+        guest.rank, guest.flight = int(message["rank"]), int(message["flight"])
+        self._guests.add(guest)
+        flight = self._flight
+        if guest.flight < flight.number:
+            self._tell(guest, {"kind": OUTCOME, "ok": False, "message": "the save was given up"})
+        elif guest.flight == flight.number and flight.closed:
+            self._tell(guest, flight.outcome)
+        elif guest.flight == flight.number and flight.claimed:
+            self._tell(guest, {"kind": WRITE})
+
+    def _gone(self, guest: _Guest) -> None:
+        if guest.connection.fileno() >= 0:
+            self._selector.unregister(guest.connection)
+            guest.connection.close()
+        if guest in self._guests:
+            self._guests.discard(guest)
+            if guest.flight == self._flight.number:
+                lost = {"kind": FAILED, "message": "its checkpoint writer went away"}
+                self._flight.answers.setdefault(guest.rank, lost)
+
+
+class Guest:
+    """Another rank's side, for one flight."""
+
+    def __init__(self, address: tuple[str, int], secret: str, rank: int, flight: int) -> None:
+        """Raises HostGone when rank 0's port does not answer."""
+        self._connection = _connect(address)
+        self._inbox = Inbox(self._connection)
+        self._say({"kind": HELLO, "secret": secret, "rank": rank, "flight": flight})
+
+    def await_claim(self) -> Message | None:
+        """Wait until the directory is claimed; the outcome if the flight has ended before that."""
+        message = self._hear()
+        return None if message["kind"] == WRITE else message
+
+    def look(self) -> None:
+        """Raises HostGone when the flight has ended, which while we write can only be in failure."""
+        self._connection.setblocking(False)
+        try:
+            messages = self._inbox.waiting()
+        finally:
+            self._connection.setblocking(True)
+        if messages or self._inbox.closed:
+            raise HostGone(str(messages[0].get("message")) if messages else _HOST_GONE)
+
+    def stored(self, what: dict[str, Any]) -> Message:
+        """Hand in what was stored, or say why not (``failed``); the outcome."""
+        self._say({"kind": STORED, **what})
+        return self._hear()
+
+    def failed(self, why: str) -> Message:
+        self._say({"kind": FAILED, "message": why})
+        return self._hear()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _say(self, message: Message) -> None:
+        try:
+            send(self._connection, message)
+        except OSError as error:
+            raise HostGone(_HOST_GONE) from error
+
+    def _hear(self) -> Message:
+        message = self._inbox.receive()
+        if message is None:
+            raise HostGone(_HOST_GONE)
+        return message
+
+
+_HOST_GONE = "the checkpoint writer of rank 0 went away"
+
+
+def _connect(address: tuple[str, int]) -> socket.socket:
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            return _no_timeout(socket.create_connection(address, timeout=CONNECT_SECONDS))
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise HostGone(f"the checkpoint writer of rank 0 does not answer: {error}") from error
+        time.sleep(_RETRY_SECONDS)
+
+
+def _no_timeout(connection: socket.socket) -> socket.socket:
+    connection.settimeout(None)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection

@@ -1,0 +1,223 @@
+"""What this rank puts where in its arena: made once, kept as long as nothing changes its shape.
+
+Every tensor is one of three kinds. A DTensor: this rank's shard, and of one that other ranks have too only a
+slice. A tensor that only rank 0's copy counts of: all of it, on rank 0. Everything else is replicated: each
+rank has the same, and stores its share. Who stores what follows from names and shapes alone, so that ranks
+need not speak with each other about it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from resumable_training.checkpoint import slices
+from resumable_training.checkpoint.boxes import Box
+from resumable_training.checkpoint.cargo import Item
+from resumable_training.checkpoint.frames import DTYPES
+from resumable_training.checkpoint.live import local
+from resumable_training.checkpoint.marking import Path
+
+ALIGNMENT = 64
+
+
+class Unsupported(Exception):
+    """A kind of tensor that is left to DCP itself; the text names it."""
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What ranks have told each other before the first plan.
+
+    ``holders``: None when all ranks have the same replicated tensors; else who stores each, whole.
+    ``rank_0_bytes``: of what only rank 0 gives.
+    """
+
+    rank_0_bytes: int = 0
+    holders: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a tensor was when the plan was made."""
+
+    shape: torch.Size
+    local_shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    placements: tuple[object, ...] | None  # None: no DTensor
+
+    @staticmethod
+    def at(tensor: torch.Tensor) -> Look:
+        placements = tuple(tensor.placements) if isinstance(tensor, DTensor) else None
+        part = local(tensor)
+        return Look(tensor.shape, part.shape, part.dtype, part.device, placements)
+
+    def fits(self, tensor: torch.Tensor) -> bool:
+        if isinstance(tensor, DTensor):
+            if self.placements is None or tensor.placements != self.placements:
+                return False
+        elif self.placements is not None:
+            return False
+        part = local(tensor)
+        return (
+            part.shape == self.local_shape
+            and part.dtype is self.dtype
+            and part.device == self.device
+            and tensor.shape == self.shape
+        )
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One box: from element range ``box`` of tensor number ``source`` (None: all of it) to ``item.at``."""
+
+    source: int
+    box: Box | None
+    item: Item
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``keys`` and ``looks``: all tensors, in order; ``copies``: what this rank stores of them."""
+
+    keys: tuple[str, ...]
+    looks: tuple[Look, ...]
+    copies: tuple[Copy, ...]
+    bytes: int
+
+    @property
+    def items(self) -> list[Item]:
+        return [copy.item for copy in self.copies]
+
+    def fits(self, keys: Sequence[str], tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether it holds for these, too."""
+        return len(keys) == len(self.keys) and all(
+            key == known and look.fits(tensor)
+            for key, known, look, tensor in zip(keys, self.keys, self.looks, tensors, strict=True)
+        )
+
+
+def make_plan(
+    tensors: Mapping[str, torch.Tensor],
+    paths: Mapping[str, Path],
+    rank_0_keys: Iterable[str],
+    rank: int,
+    world_size: int,
+    agreed: Agreed,
+) -> Plan:
+    """The plan for one rank. ``tensors``: what this rank gives, of all kinds.
+
+    Raises:
+        Unsupported: a tensor that is no plain one and no DTensor, or of a type without a known format.
+    """
+    for key, tensor in tensors.items():
+        _check(key, tensor)
+    own = set(rank_0_keys)
+    alike = {
+        key: tensor for key, tensor in tensors.items() if key not in own and not isinstance(tensor, DTensor)
+    }
+    parts = _shares(alike, rank, world_size, agreed)
+    at, copies, turn = 0, [], 0
+    for number, (key, tensor) in enumerate(tensors.items()):
+        if isinstance(tensor, DTensor):
+            pieces = _of_shard(key, tensor, turn)
+            turn += 1
+        elif key in alike:
+            pieces = _of_part(tensor, parts.get(key))
+        else:
+            pieces = _of_part(tensor, slices.Part(key, 0, tensor.numel()) if rank == 0 else None)
+        for box, offsets in pieces:
+            size = box.elements * tensor.dtype.itemsize
+            dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+            item = Item(key, paths[key], dtype, shape, offsets, box.sizes, at, size)
+            whole = box.sizes == tuple(local(tensor).shape)
+            copies.append(Copy(number, None if whole else box, item))
+            at += -(-size // ALIGNMENT) * ALIGNMENT
+    looks = tuple(map(Look.at, tensors.values()))
+    return Plan(tuple(tensors), looks, tuple(copies), at)
+
+
+def _check(key: str, tensor: torch.Tensor) -> None:
+    part = local(tensor)
+    kind = type(part)
+    plain = kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    if not plain or part.layout is not torch.strided or part.is_quantized or part.is_meta:
+        raise Unsupported(
+            f"{key} is a {kind.__module__}.{kind.__qualname__}, {part.layout}, on {part.device}"
+        )
+    if str(part.dtype).removeprefix("torch.") not in DTYPES:
+        raise Unsupported(f"{key} is of type {part.dtype}")
+    if isinstance(tensor, DTensor) and any(type(one) not in (Shard, Replicate) for one in tensor.placements):
+        raise Unsupported(f"{key} is placed as {tensor.placements}")
+
+
+def _shares(
+    alike: Mapping[str, torch.Tensor], rank: int, world_size: int, agreed: Agreed
+) -> dict[str, slices.Part]:
+    if agreed.holders is not None:
+        holders = agreed.holders
+        mine = {key: tensor for key, tensor in alike.items() if holders.get(key, 0) == rank}
+        return {key: slices.Part(key, 0, tensor.numel()) for key, tensor in mine.items()}
+    described = [
+        slices.Tensor(key, tuple(tensor.shape), tensor.dtype.itemsize)
+        for key, tensor in sorted(alike.items())
+    ]
+    loads = [agreed.rank_0_bytes] + [0] * (world_size - 1)
+    return {part.key: part for part in slices.share(described, rank, loads)}
+
+
+Pieces = list[tuple[Box, tuple[int, ...]]]  # box of the local tensor, and its place in the whole
+
+
+def _of_part(tensor: torch.Tensor, part: slices.Part | None) -> Pieces:
+    if part is None:
+        return []
+    found = slices.boxes(tuple(tensor.shape), part.start, part.stop, tensor.dtype.itemsize)
+    return [(box, box.offsets) for box in found]
+
+
+def _of_shard(key: str, tensor: DTensor, turn: int) -> Pieces:
+    """This rank's shard, or its slice of one that others have too."""
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return []
+    index, count = 0, 1
+    for placement, place, size in zip(tensor.placements, coordinate, mesh.shape, strict=True):
+        if isinstance(placement, Replicate):
+            index, count = index * size + place, count * size
+    shape, begin = compute_local_shape_and_global_offset(tensor.shape, mesh, tensor.placements)
+    if math.prod(shape) == 0 and (tensor.numel() or any(coordinate)):
+        return []  # nothing of it is here; an empty tensor is stored once
+    part = slices.share_evenly(slices.Tensor(key, tuple(shape), tensor.dtype.itemsize), index, count, turn)
+    if part is None:
+        return []
+    found = slices.boxes(tuple(shape), part.start, part.stop, tensor.dtype.itemsize)
+    return [(box, tuple(a + b for a, b in zip(begin, box.offsets, strict=True))) for box in found]
+
+
+def digest_of(tensors: Mapping[str, torch.Tensor], rank_0_keys: Iterable[str]) -> dict[str, str]:
+    """What ranks compare: shape and type of each replicated tensor."""
+    own = set(rank_0_keys)
+    return {
+        key: f"{tensor.dtype}{list(tensor.shape)}"
+        for key, tensor in tensors.items()
+        if key not in own and not isinstance(tensor, DTensor)
+    }
+
+
+def agree_on(digests: Sequence[Mapping[str, str]], rank_0_bytes: int) -> Agreed:
+    """PURE: from all ranks' digests. A tensor that not all ranks have alike is stored whole by the first."""
+    if all(digest == digests[0] for digest in digests):
+        return Agreed(rank_0_bytes)
+    holders: dict[str, int] = {}
+    for rank, digest in enumerate(digests):
+        for key in digest:
+            holders.setdefault(key, rank)
+    return Agreed(rank_0_bytes, holders)

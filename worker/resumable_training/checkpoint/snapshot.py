@@ -1,0 +1,245 @@
+"""Takes the state of one rank into its arena: the only part of an asynchronous save that the loop waits for.
+
+The first time, and whenever something has another shape than before, the state dict is built and planned.
+All other times it is a look at each value's place and one copy of this rank's own bytes. Small values, whose
+size may change (texts, generators, hyper-parameters), follow behind the tensors.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import xxhash
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+from resumable_training.checkpoint import plan as planning
+from resumable_training.checkpoint.arena import Arena
+from resumable_training.checkpoint.cargo import Small
+from resumable_training.checkpoint.live import Finder, Kept, Moved, local
+from resumable_training.checkpoint.marking import Path
+from resumable_training.checkpoint.moments import moment
+from resumable_training.checkpoint.plan import Agreed, Copy, Plan
+from resumable_training.checkpoint.ranks import Ranks
+from resumable_training.checkpoint.state import Content, given_by_rank_0, own_entries, tracked_entries
+
+_LEAST_SMALL_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Values:
+    """Everything that one rank gives. ``rank_0_keys``: tensors that no other rank gives."""
+
+    tensors: dict[str, torch.Tensor]
+    plain: dict[str, Any]  # no tensors: these are pickled, as DCP does
+    texts: dict[str, bytes]
+    paths: dict[str, Path]
+    rank_0_keys: set[str] = field(default_factory=set)
+
+
+def collect(content: Content, rank: int) -> tuple[Values, Finder | None]:
+    """Build the state dict; and how to find its values again, if that is possible.
+
+    Raises:
+        NotPlain: a value that could only be saved with pickle.
+    """
+    flat, found = flatten_state_dict(tracked_entries(content.state, rank))
+    paths: dict[str, Path] = dict(found)
+    texts, more = own_entries(content.state, shared=content.shared, per_rank=content.per_rank, rank=rank)
+    tensors = {key: value for key, value in flat.items() if isinstance(value, torch.Tensor)}
+    plain = {key: value for key, value in flat.items() if key not in tensors}
+    own = given_by_rank_0(content.state, paths) | set(more)
+    try:
+        finder = Finder(content.state, flat, paths)
+    except Moved:
+        finder = None
+    paths |= {key: (key,) for key in (*texts, *more)}
+    return Values({**tensors, **more}, plain, texts, paths, own), finder
+
+
+class Snapshot:
+    """One rank's arena and what lies in it. ``agree`` comes first, on all ranks."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._agreed = Agreed()
+        self._finder: Finder | None = None
+        self._values: Values | None = None  # as last built; its tensors may be others by now
+        self._kept = Kept(_pickled)
+        self._targets: list[torch.Tensor] = []
+        self._done: list[Any] = []  # events of GPUs that still copy
+        self.plan: Plan | None = None
+        self.arena: Arena | None = None
+
+    def agree(self, content: Content) -> str:
+        """Build the state on all ranks together and tell each other what it is. Why it can't be done, or "".
+
+        Raises:
+            CheckpointError: on all ranks, as ``collect``.
+        """
+        self._values, self._finder = self._ranks.together(lambda: collect(content, self._ranks.rank))
+        values = self._values
+        digest = planning.digest_of(values.tensors, values.rank_0_keys)
+        mine = sum(values.tensors[key].nbytes for key in values.rank_0_keys & values.tensors.keys())
+        told = self._ranks.gather((_short(digest), mine))
+        same = all(short == told[0][0] for short, _ in told)
+        digests = [digest] if same else self._ranks.gather(digest)
+        self._agreed = planning.agree_on(digests, told[0][1])
+        return next((why for why in self._ranks.gather(self._try_to_plan(values)) if why), "")
+
+    def _try_to_plan(self, values: Values) -> str:
+        try:
+            self._plan(values)
+        except (planning.Unsupported, OSError) as error:
+            return f"rank {self._ranks.rank}: {error}"
+        return ""
+
+    def take(self, content: Content) -> tuple[list[Small], bool]:
+        """Copy everything. The small values, and whether plan or arena are new.
+
+        Raises:
+            NotPlain: as ``collect``.
+            Unsupported, NoArena: the state has changed to something that can't be taken like this.
+        """
+        moment("save.copy")
+        values = self._find(content)
+        small_bytes = self._small_bytes(values)
+        before = self.plan, self.arena
+        if self.plan is None or not self.plan.fits(list(values.tensors), list(values.tensors.values())):
+            self._plan(values)
+        plan, arena = self._laid_out()
+        if plan.bytes + small_bytes > arena.bytes:
+            self._make_arena(small_bytes)
+        self._copy(values)
+        smalls = self._put_smalls(values)
+        moment("save.copied")
+        return smalls, self.plan is not before[0] or self.arena is not before[1]
+
+    def copied(self) -> bool:
+        """Whether the arena holds everything by now; GPUs copy while the loop goes on."""
+        self._done = [event for event in self._done if not event.query()]
+        return not self._done
+
+    def await_copied(self) -> None:
+        for event in self._done:
+            event.synchronize()
+        self._done = []
+
+    def _find(self, content: Content) -> Values:
+        """The live values; built anew only where they are not found."""
+        if self._finder is not None and self._values is not None:
+            before = self._values
+            try:
+                found = self._finder.find()
+            except Moved:
+                pass
+            else:
+                return self._refreshed(content, before, found)
+        self._values, self._finder = collect(content, self._ranks.rank)
+        return self._values
+
+    def _refreshed(self, content: Content, before: Values, found: Sequence[Any]) -> Values:
+        texts, more = own_entries(
+            content.state, shared=content.shared, per_rank=content.per_rank, rank=self._ranks.rank
+        )
+        assert self._finder is not None
+        flat = dict(zip(self._finder.keys, found, strict=True))
+        tensors = {key: flat[key] for key in before.tensors if key in flat}
+        plain = {key: flat[key] for key in before.plain}
+        paths = before.paths
+        if not texts.keys() | more.keys() <= paths.keys():
+            paths = paths | {key: (key,) for key in (*texts, *more)}
+        return Values({**tensors, **more}, plain, texts, paths, before.rank_0_keys | set(more))
+
+    def _small_bytes(self, values: Values) -> int:
+        return sum(map(len, values.texts.values())) + sum(map(len, self._blobs(values)))
+
+    def _blobs(self, values: Values) -> list[bytes]:
+        return self._kept.bytes_of(list(values.plain), list(values.plain.values()))
+
+    def _plan(self, values: Values) -> None:
+        ranks = self._ranks
+        self.plan = planning.make_plan(
+            values.tensors, values.paths, values.rank_0_keys, ranks.rank, ranks.world_size, self._agreed
+        )
+        small = self._small_bytes(values)
+        if self.arena is None or self.plan.bytes + small > self.arena.bytes:
+            self._make_arena(small)
+        else:
+            self._aim()
+
+    def _make_arena(self, small_bytes: int) -> None:
+        assert self.plan is not None
+        if self.arena is not None:
+            self._targets = []
+            self.arena.free()  # first: there is no room for two
+            self.arena = None
+        self.arena = Arena(self.plan.bytes + max(_LEAST_SMALL_BYTES, 2 * small_bytes))
+        self._aim()
+
+    def _aim(self) -> None:
+        plan, arena = self._laid_out()
+        self._targets = [_target(arena.tensor, plan, copy) for copy in plan.copies]
+
+    def _laid_out(self) -> tuple[Plan, Arena]:
+        assert self.plan is not None
+        assert self.arena is not None
+        return self.plan, self.arena
+
+    @torch.no_grad()
+    def _copy(self, values: Values) -> None:
+        plan, arena = self._laid_out()
+        tensors = list(values.tensors.values())
+        sources = [
+            local(tensors[copy.source]) if copy.box is None else _part(local(tensors[copy.source]), copy)
+            for copy in plan.copies
+        ]
+        devices = {source.device for source in sources if source.device.type == "cuda"}
+        if sources:
+            torch._foreach_copy_(self._targets, sources, non_blocking=bool(devices) and arena.pinned)
+        for device in devices:
+            # The copies are in the stream of the training: what it does next comes after them.
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(device))
+            self._done.append(event)
+
+    def _put_smalls(self, values: Values) -> list[Small]:
+        plan, arena = self._laid_out()
+        at, smalls = plan.bytes, []
+        pickled = zip(values.plain, self._blobs(values), strict=True)
+        for key, data, is_pickle in (
+            *((key, data, False) for key, data in values.texts.items()),
+            *((key, data, True) for key, data in pickled),
+        ):
+            arena.put(at, data)
+            smalls.append(Small(key, values.paths[key], is_pickle, at, len(data)))
+            at += len(data)
+        return smalls
+
+
+def _short(digest: Mapping[str, str]) -> int:
+    """The same for the same digest, in one run of Python or in another."""
+    return xxhash.xxh3_64_intdigest(repr(sorted(digest.items())).encode())
+
+
+def _pickled(value: Any) -> bytes:
+    """As DCP stores what is no tensor."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _target(arena: torch.Tensor, plan: Plan, copy: Copy) -> torch.Tensor:
+    item, look = copy.item, plan.looks[copy.source]
+    return arena[item.at : item.at + item.bytes].view(look.dtype).view(item.sizes)
+
+
+def _part(tensor: torch.Tensor, copy: Copy) -> torch.Tensor:
+    assert copy.box is not None
+    for dimension, (start, size) in enumerate(zip(copy.box.offsets, copy.box.sizes, strict=True)):
+        if size != tensor.shape[dimension]:
+            tensor = tensor.narrow(dimension, start, size)
+    return tensor

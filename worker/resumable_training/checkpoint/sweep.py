@@ -1,0 +1,48 @@
+"""Retention: rank 0 deletes what ``retain`` dooms, after a commit. No torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+
+from resumable_training.checkpoint import documents
+from resumable_training.checkpoint.errors import CheckpointError
+from resumable_training.checkpoint.listing import survey
+from resumable_training.checkpoint.moments import moment
+from resumable_training.checkpoint.retain import to_delete
+from resumable_training.checkpoint.store import Store
+from resumable_training.contract.manifest import MARKER_FILE, Record
+
+
+class Sweeper:
+    """Of one store. Failures never stop training: they are told, and the next sweep tries again."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._records: dict[int, Record] = {}  # they never change: read once
+
+    def sweep(self, keep_last: int, keep_every_steps: int | None, in_flight: Collection[str] = ()) -> str:
+        """Delete; why not everything could be deleted, or ""."""
+        try:
+            for name in self._doomed(keep_last, keep_every_steps, in_flight):
+                moment("retain.marker")
+                self._store.delete(f"{name}/{MARKER_FILE}")  # first: half a checkpoint must not look whole
+                moment("retain.data")
+                self._store.delete_tree(name)
+        except (CheckpointError, documents.DamagedDocument, OSError) as error:
+            return f"old checkpoints could not be deleted: {error}"
+        return ""
+
+    def _doomed(self, keep_last: int, keep_every_steps: int | None, in_flight: Collection[str]) -> list[str]:
+        pinned = documents.read_pins(self._store, time.time())
+        seen = survey(self._store, self._records)
+        self._records = {seq: record for seq, record in seen.records.items() if record}
+        return to_delete(
+            seen.chain,
+            seen.complete,
+            seen.incomplete,
+            keep_last=keep_last,
+            keep_every_steps=keep_every_steps,
+            pinned=pinned,
+            in_flight=in_flight,
+        )

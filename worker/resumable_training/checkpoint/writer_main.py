@@ -1,0 +1,250 @@
+"""The writer process of a rank: stores what lies in the arena, commits it, deletes what is old. No torch.
+
+Started by ``writer.Writer`` as ``python -m``; it speaks to its rank over one socket (``wire``), and with the
+writers of the other ranks as ``meeting`` says. It lives exactly as long as its rank: the kernel kills it when
+the rank dies, and it ends by itself when the socket does. It ignores SIGTERM and SIGINT, which go to whole
+groups: the rank, which drains, decides when it is done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from resumable_training.checkpoint import cargo, marking
+from resumable_training.checkpoint.commit import claim, commit, discard
+from resumable_training.checkpoint.errors import CheckpointError, Superseded
+from resumable_training.checkpoint.fence import Fence
+from resumable_training.checkpoint.meeting import Guest, Host, HostGone
+from resumable_training.checkpoint.moments import moment
+from resumable_training.checkpoint.store import Store
+from resumable_training.checkpoint.stores import open_store
+from resumable_training.checkpoint.sweep import Sweeper
+from resumable_training.checkpoint.wire import Inbox, Message, send
+from resumable_training.contract.codec import from_plain, to_plain
+from resumable_training.contract.manifest import MARKER_FILE, FileEntry, Manifest, StoreIdentity
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Writer:
+    """State between messages: the store, the arena, the plan of what lies in it."""
+
+    def __init__(self, rank: socket.socket, parent: int) -> None:
+        self._rank_socket = rank
+        self._inbox = Inbox(rank)
+        self._parent = parent
+        self._arena = memoryview(b"")
+        self._items: list[cargo.Item] = []
+        self._host: Host | None = None
+
+    def run(self) -> None:
+        """Until the rank says goodbye or is gone."""
+        while (message := self._inbox.receive()) is not None:
+            kind = message["kind"]
+            if kind == "close":
+                return
+            handle: Callable[[Message], None] = getattr(self, f"_on_{kind}")
+            handle(message)
+
+    def _say(self, **message: Any) -> None:
+        send(self._rank_socket, message)
+
+    def _look(self) -> None:
+        if os.getppid() != self._parent:
+            os._exit(137)
+
+    # What the rank wants ------------------------------------------------------------------------------
+
+    def _on_begin(self, message: Message) -> None:
+        """Once, first: who we are."""
+        self._rank: int = message["rank"]
+        self._world_size: int = message["world_size"]
+        self._store: Store = open_store(message["store"])
+        self._sweeper = Sweeper(self._store)
+        self._secret: str = message["secret"]
+        self._address = (message["host"], message["port"])
+        if message["listener"] >= 0:
+            self._host = Host(socket.socket(fileno=message["listener"]), self._secret, self._world_size)
+        self._say(kind="ready")
+
+    def _on_arena(self, message: Message) -> None:
+        """A new arena; its descriptor came along."""
+        descriptor = self._inbox.descriptors.pop(0)
+        self._arena = memoryview(mmap.mmap(descriptor, message["bytes"], prot=mmap.PROT_READ))
+        os.close(descriptor)
+
+    def _on_plan(self, message: Message) -> None:
+        self._items = cargo.from_plain(message["items"])
+
+    def _on_save(self, message: Message) -> None:
+        """Store the arena as one checkpoint."""
+        if self._rank == 0:
+            self._land(self._as_host(message))
+            note = self._sweeper.sweep(message["keep_last"], message["keep_every_steps"])
+            if note:
+                self._say(kind="warning", message=note)
+        else:
+            self._land(self._as_guest(message["flight"], lambda guest: self._write(message, guest)))
+        self._say(kind="idle")
+
+    def _on_settle(self, message: Message) -> None:
+        """A writer before this one died, or was ended, in the middle of a flight: say what came of it."""
+        if self._rank == 0:
+            self._land(self._settled(message))
+        else:
+            self._land(self._as_guest(message["flight"], lambda guest: guest.failed(message["why"])))
+        self._say(kind="idle")
+
+    def _land(self, outcome: Message) -> None:
+        moment("save.landed")
+        self._say(**{**outcome, "kind": "landed"})
+
+    # Rank 0 -------------------------------------------------------------------------------------------
+
+    def _as_host(self, message: Message) -> Message:
+        if self._host is not None:
+            self._host.open(message["flight"])
+        outcome = self._outcome(message)
+        if self._host is not None:
+            self._host.close(outcome)
+        return outcome
+
+    def _outcome(self, message: Message) -> Message:
+        claimed = False
+        try:
+            fence = Fence(from_plain(StoreIdentity, message["identity"]), message["manifest"]["record"])
+            guard = lambda: fence.check(self._store)  # noqa: E731
+            claim(self._store, message["name"], guard)
+            claimed = True
+            if self._host is not None:
+                self._host.claimed()
+            parts = [self._store_own(message, self._look)]
+            moment("save.gather")
+            parts += [_part(plain) for plain in (self._host.collect() if self._host else [])]
+            size, note = self._commit(message, parts, guard)
+            return {"ok": True, "bytes": size, "message": note, "at": time.monotonic()}
+        except Superseded as error:
+            return {"ok": False, "superseded": True, "message": str(error)}
+        except (CheckpointError, OSError, ValueError, RuntimeError) as error:
+            if claimed:
+                discard(self._store, message["name"])
+            return {"ok": False, "message": str(error)}
+
+    def _commit(
+        self, message: Message, parts: list[cargo.Stored | None], guard: Callable[[], None]
+    ) -> tuple[int, str]:
+        stored = [part for part in parts if part is not None]
+        files = {part.file: part.entry for part in stored}
+        marker = marking.marker(marking.join(part.written for part in stored))
+        manifest = from_plain(Manifest, message["manifest"])
+        history = tuple(message["history"])
+        note = commit(self._store, message["name"], manifest, files, marker, guard, history)
+        return sum(entry.bytes for entry in files.values()), note
+
+    def _settled(self, message: Message) -> Message:
+        """If the marker is there it was committed; else nothing of it must stay."""
+        try:
+            committed = self._store.size(f"{message['name']}/{MARKER_FILE}") is not None
+        except CheckpointError as error:
+            outcome: Message = {"ok": False, "message": f"{message['why']}; {error}"}
+        else:
+            outcome = {"ok": committed, "bytes": 0, "message": message["why"], "at": time.monotonic()}
+            if not committed:
+                discard(self._store, message["name"])
+        if self._host is not None:
+            self._host.open(message["flight"])
+            self._host.close(outcome)
+        return outcome
+
+    # Every rank ---------------------------------------------------------------------------------------
+
+    def _store_own(self, message: Message, look: Callable[[], None]) -> cargo.Stored | None:
+        moment("save.write")
+        smalls = [cargo.Small(key, tuple(path), *rest) for key, path, *rest in message["smalls"]]
+        return cargo.store_cargo(
+            self._store, message["name"], self._rank, self._items, smalls, self._arena, look
+        )
+
+    def _as_guest(self, flight: int, work: Callable[[Guest], Message]) -> Message:
+        guest: Guest | None = None
+        try:
+            guest = Guest(self._address, self._secret, self._rank, flight)
+            return work(guest)
+        except HostGone as error:
+            return {"ok": False, "message": str(error)}
+        finally:
+            if guest is not None:
+                guest.close()
+
+    def _write(self, message: Message, guest: Guest) -> Message:
+        ended = guest.await_claim()
+        if ended is not None:
+            return ended
+
+        def look() -> None:
+            self._look()
+            guest.look()
+
+        try:
+            stored = self._store_own(message, look)
+        except HostGone:
+            self._take_away(message["name"])
+            raise
+        except (CheckpointError, OSError) as error:
+            return guest.failed(str(error))
+        moment("save.stored")
+        return guest.stored(_plain(stored))
+
+    def _take_away(self, name: str) -> None:
+        """Our own file, of a save that nobody will commit."""
+        try:
+            self._store.delete(f"{name}/{cargo.file_name(self._rank)}")
+        except CheckpointError:
+            return
+
+
+def _plain(stored: cargo.Stored | None) -> Message:
+    if stored is None:
+        return {"file": ""}
+    return {
+        "file": stored.file,
+        "entry": to_plain(stored.entry),
+        "written": marking.to_plain(stored.written),
+    }
+
+
+def _part(plain: Message) -> cargo.Stored | None:
+    if not plain["file"]:
+        return None
+    return cargo.Stored(
+        plain["file"], from_plain(FileEntry, plain["entry"]), marking.from_plain(plain["written"])
+    )
+
+
+def die_with_parent(parent: int) -> None:
+    """SIGKILL when the rank's thread that started us ends; at once if that was before."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(137)
+
+
+def main() -> None:
+    """``python -m ... PARENT FD``: pid of the rank, and our end of the pair of sockets."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    parent = int(sys.argv[1])
+    die_with_parent(parent)
+    Writer(socket.socket(fileno=int(sys.argv[2])), parent).run()
+
+
+if __name__ == "__main__":
+    main()
