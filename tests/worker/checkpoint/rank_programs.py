@@ -156,9 +156,16 @@ def full_values(state: TrainingState) -> dict[str, Any]:
 
 
 def make_engine(
-    root: str, rank: int, world_size: int, group: Any, *, attempt: int = 1, **config: Any
+    root: str,
+    rank: int,
+    world_size: int,
+    group: Any,
+    *,
+    attempt: int = 1,
+    host: str | None = "127.0.0.1",
+    **config: Any,
 ) -> CheckpointEngine:
-    """An engine that has passed preflight and does not wait long."""
+    """An engine that has passed preflight and does not wait long. ``host`` None: saves are synchronous."""
     engine = CheckpointEngine(
         CheckpointConfig(directory=root, **config),
         "local/test",
@@ -169,6 +176,7 @@ def make_engine(
         world_size,
         lambda text: None,
         retry_seconds=(0.05,),
+        host=host,
     )
     engine.preflight()
     return engine
@@ -197,6 +205,14 @@ def load_run(rank: int, world_size: int, group: Any, root: str, kind: str, attem
 
 
 def save(engine: CheckpointEngine, state: TrainingState, step: int, rank: int) -> SaveReport:
+    """Save and wait until it is durable."""
+    begin(engine, state, step, rank)
+    report = engine.wait()
+    assert report is not None
+    return report
+
+
+def begin(engine: CheckpointEngine, state: TrainingState, step: int, rank: int) -> SaveReport:
     return engine.save(
         state,
         step=step,
@@ -223,7 +239,8 @@ def preflight_run(rank: int, world_size: int, group: Any, roots: list[str], know
 def full_disk_run(rank: int, world_size: int, group: Any, root: str, ballast: str | None) -> list[Any]:
     """Save onto a full disk, then again after space was made."""
     state = make_state("ddp", 1, world_size)
-    engine = make_engine(root, rank, world_size, group)
+    host = "127.0.0.1" if ballast else None  # limits of this process are none of its writer's
+    engine = make_engine(root, rank, world_size, group, host=host)
     engine.restore(state)
     first = save(engine, state, 1, rank)
     train(state, 1)

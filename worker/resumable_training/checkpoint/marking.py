@@ -14,6 +14,7 @@ from resumable_training.checkpoint.opcodes import Memo
 
 VERSION = "1.0.0"  # of DCP's format
 _METADATA = "torch.distributed.checkpoint.metadata"
+_OF_TENSOR = ("properties", "size", "chunks")
 _FILES = "torch.distributed.checkpoint.filesystem"
 Path = tuple[str | int, ...]  # of a value in the nested state dict
 
@@ -114,7 +115,7 @@ def from_plain(plain: Sequence[Sequence[Any]]) -> Written:
 
 
 def marker(written: Written) -> bytes:
-    """The content of ``.metadata``: DCP's ``Metadata``, attribute by attribute, in the order of its pickle."""
+    """The content of ``.metadata``: DCP's ``Metadata``, attribute by attribute, in the order of a pickle."""
     memo = Memo()
     parts = [opcodes.PROTOCOL, _name(memo, "Metadata"), b")\x81}("]
     parts += [opcodes.text("state_dict_metadata"), opcodes.mapping(_described(memo, written))]
@@ -133,14 +134,9 @@ def _described(memo: Memo, written: Written) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _tensor(memo: Memo, tensor: Tensor) -> bytes:
-    return opcodes.instance(
-        _name(memo, "TensorStorageMetadata"),
-        opcodes.mapping(
-            pair
-            for name in ("properties", "size", "chunks")
-            for pair in [(memo(opcodes.text(name)), _attribute(memo, tensor, name))]
-        ),
-    )
+    kind = _name(memo, "TensorStorageMetadata")
+    attributes = ((memo(opcodes.text(name)), _attribute(memo, tensor, name)) for name in _OF_TENSOR)
+    return opcodes.instance(kind, opcodes.mapping(attributes))
 
 
 def _attribute(memo: Memo, tensor: Tensor, name: str) -> bytes:

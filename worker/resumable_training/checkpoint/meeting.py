@@ -214,14 +214,19 @@ class Guest:
     def stored(self, what: dict[str, Any]) -> Message:
         """Hand in what was stored, or say why not (``failed``); the outcome."""
         self._say({"kind": STORED, **what})
-        return self._hear()
+        return self._await_outcome()
 
     def failed(self, why: str) -> Message:
         self._say({"kind": FAILED, "message": why})
-        return self._hear()
+        return self._await_outcome()
 
     def close(self) -> None:
         self._connection.close()
+
+    def _await_outcome(self) -> Message:
+        while (message := self._hear())["kind"] != OUTCOME:
+            continue  # the word to write, to one that has failed before it came
+        return message
 
     def _say(self, message: Message) -> None:
         try:

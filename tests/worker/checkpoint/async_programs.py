@@ -1,0 +1,124 @@
+"""What ranks do in the tests of asynchronous saves beside this file; run by ``rank_programs.run_ranks``."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rank_programs import begin, full_values, make_engine, save
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from resumable_training.checkpoint import CheckpointEngine, SaveReport, TrainingState
+
+
+class Odd(nn.Module):
+    """One tensor is most of the bytes; prime dimensions, 4-D, bf16, int64, tiny, empty and 0-d ones."""
+
+    def __init__(self, *, sharded: bool) -> None:
+        super().__init__()
+        self.fat = nn.Parameter(torch.randn(1009, 331))
+        self.conv = nn.Parameter(torch.randn(64, 16, 3, 3))
+        self.brain = nn.Parameter(torch.randn(4099).bfloat16())
+        self.few_rows = nn.Parameter(torch.randn(2, 20011))
+        self.tiny = nn.Parameter(torch.randn(7))
+        self.frozen = nn.Parameter(torch.arange(5003), requires_grad=False)
+        if not sharded:  # which FSDP2 does not take
+            self.scalar = nn.Parameter(torch.tensor(3.5))
+            self.empty = nn.Parameter(torch.zeros(0, 5))
+        self.register_buffer("seen", torch.arange(3000))
+
+
+def odd_state(kind: str, world_size: int, seed: int = 1) -> TrainingState:
+    """``kind``: ddp | fsdp | hsdp."""
+    torch.manual_seed(seed)
+    model: nn.Module = Odd(sharded=kind != "ddp")
+    if kind == "ddp" and world_size > 1:
+        model = DistributedDataParallel(model)
+    if kind == "fsdp":
+        fully_shard(model, mesh=dist.init_device_mesh("cpu", (world_size,)))
+    if kind == "hsdp":
+        mesh = dist.init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("replicas", "shards"))
+        fully_shard(model, mesh=mesh)
+    return TrainingState({"model": model}, {"optimizer": torch.optim.AdamW(model.parameters(), lr=0.1)})
+
+
+def step(state: TrainingState) -> None:
+    """The same on all ranks, without a backward."""
+    for parameter in state.modules["model"].parameters():
+        if parameter.requires_grad:
+            parameter.grad = parameter.detach() * 0.1
+    state.optimizers["optimizer"].step()
+    state.optimizers["optimizer"].zero_grad()
+
+
+def saved_run(rank: int, world_size: int, group: Any, root: str, kind: str) -> dict[str, Any]:
+    """Save steps 1 and 2, each overwritten at once by more training; the values at step 2."""
+    state = odd_state(kind, world_size)
+    engine = make_engine(root, rank, world_size, group)
+    engine.restore(state)
+    for number in (1, 2):
+        step(state)
+        values = full(state)
+        assert not begin(engine, state, number, rank).durable
+        step(state)
+        assert engine.wait().ok  # type: ignore[union-attr]
+    engine.close()
+    return values
+
+
+def full(state: TrainingState) -> dict[str, Any]:
+    """As ``full_values``, without a schedule."""
+    return full_values(TrainingState(state.modules, state.optimizers, {"scheduler": _NoSchedule()}))
+
+
+class _NoSchedule:
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+def loaded_run(rank: int, world_size: int, group: Any, root: str, kind: str) -> dict[str, Any]:
+    """Restore into a model of another seed."""
+    state = odd_state(kind, world_size, seed=2)
+    engine = make_engine(root, rank, world_size, group, attempt=2, host=None)
+    assert engine.restore(state) is not None
+    return full(state)
+
+
+def writer_of(engine: CheckpointEngine) -> int:
+    return int(engine._saver._process.pid)  # type: ignore[attr-defined]
+
+
+def killed_writer_run(rank: int, world_size: int, group: Any, root: str, victim: int) -> list[Any]:
+    """One rank's writer is stopped, and killed while a save is in flight; the next save."""
+    state = odd_state("ddp", world_size)
+    engine = make_engine(root, rank, world_size, group)
+    engine.restore(state)
+    assert save(engine, state, 1, rank).ok
+    dist.barrier()
+    if rank == victim:
+        os.kill(writer_of(engine), signal.SIGSTOP)
+    begin(engine, state, 2, rank)
+    if rank == victim:
+        os.kill(writer_of(engine), signal.SIGKILL)
+    failed = engine.wait()
+    assert failed is not None
+    step(state)
+    again = save(engine, state, 3, rank)
+    engine.close()
+    return [failed.ok, failed.message, again.ok]
+
+
+def unlike_run(rank: int, world_size: int, group: Any, root: str) -> dict[str, Any]:
+    """Each rank has a parameter of its own besides what all have."""
+    model = nn.ParameterDict({"common": torch.ones(3000), f"own-{rank}": torch.full((2000,), float(rank))})
+    state = TrainingState({"model": model})
+    engine = make_engine(root, rank, world_size, group)
+    engine.restore(state)
+    report: SaveReport = save(engine, state, 1, rank)
+    engine.close()
+    return {"ok": report.ok, "message": report.message}

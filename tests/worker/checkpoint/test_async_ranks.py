@@ -1,0 +1,91 @@
+"""Asynchronous saves of several ranks: who stores what, what plain DCP makes of it, and writers that die."""
+
+from pathlib import Path
+from typing import Any
+
+import async_programs
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from rank_programs import run_ranks
+from test_ranks import assert_same
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from resumable_training.checkpoint import verify
+from resumable_training.checkpoint.listing import survey
+from resumable_training.checkpoint.local import LocalStore
+
+NEWEST = "step-00000002.1"
+
+
+def assert_plain_dcp_reads(directory: Path, expected: dict[str, Any], scratch: Path) -> None:
+    """Every tensor, by `dcp.load` and by `dcp_to_torch_save`, which know nothing of ours."""
+    tensors = expected["tensors"]
+    model = {key.removeprefix("model."): value for key, value in tensors.items() if key.startswith("model.")}
+    state: dict[str, Any] = {}
+    for key, value in tensors.items():
+        if key.startswith("state."):
+            parameter, _, name = key.removeprefix("state.").rpartition(".")
+            state.setdefault(parameter, {})[name] = value
+    template = {
+        "model": {key: torch.zeros_like(value) for key, value in model.items()},
+        "optimizer": {
+            "state": {
+                parameter: {name: torch.zeros_like(value) for name, value in values.items()}
+                for parameter, values in state.items()
+            }
+        },
+    }
+    dcp.load(template, checkpoint_id=directory, no_dist=True)
+    dcp_to_torch_save(directory, scratch)
+    for found in (template, torch.load(scratch, weights_only=True)):
+        for key, value in model.items():
+            assert torch.equal(found["model"][key], value), key
+        for parameter, values in state.items():
+            for name, value in values.items():
+                assert torch.equal(found["optimizer"]["state"][parameter][name], value), (parameter, name)
+
+
+@pytest.mark.parametrize(("kind", "world_size"), [("ddp", 1), ("ddp", 3), ("fsdp", 2), ("hsdp", 4)])
+def test_each_byte_is_stored_once_and_all_ranks_store_alike(
+    kind: str, world_size: int, tmp_path: Path
+) -> None:
+    """Values of the step asked for, whatever training did next; read by plain DCP, and by ours elsewhere."""
+    root = tmp_path / "store"
+    expected = run_ranks(world_size, async_programs.saved_run, tmp_path, str(root), kind)[0]
+    assert verify.verify_checkpoint(LocalStore(root), NEWEST).outcome == verify.OK
+    sizes = [path.stat().st_size for path in (root / NEWEST).glob("*.distcp")]
+    assert len(sizes) == world_size
+    assert max(sizes) < 1.1 * sum(sizes) / world_size
+    assert sum(sizes) < 1.1 * sum(value.nbytes for value in expected["tensors"].values())
+    assert_plain_dcp_reads(root / NEWEST, expected, tmp_path / "all.pt")
+    other = 2 if world_size != 2 else 3
+    for found in run_ranks(
+        other, async_programs.loaded_run, tmp_path, str(root), "fsdp" if kind != "ddp" else "ddp"
+    ):
+        assert_same(found, expected)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_writer_that_is_killed_costs_one_save(victim: int, tmp_path: Path) -> None:
+    """Reported on all ranks as failed, nothing of it stays, and its successor saves the next one."""
+    root = tmp_path / "store"
+    for ok, message, again in run_ranks(2, async_programs.killed_writer_run, tmp_path, str(root), victim):
+        assert not ok
+        assert "signal 9" in message or "went away" in message
+        assert again
+    assert survey(LocalStore(root)).resume_points == ["step-00000003.1", "step-00000001.1"]
+    assert survey(LocalStore(root)).incomplete == ()
+    assert verify.verify_checkpoint(LocalStore(root), "step-00000003.1").outcome == verify.OK
+
+
+def test_what_only_some_ranks_have_is_stored_by_them(tmp_path: Path) -> None:
+    """Slices are for what all ranks have alike; the rest is neither lost nor makes the save fail."""
+    root = tmp_path / "store"
+    found = run_ranks(2, async_programs.unlike_run, tmp_path, str(root))
+    assert found == [{"ok": True, "message": ""}] * 2
+    template = {"model": {"common": torch.zeros(3000), "own-0": torch.ones(2000), "own-1": torch.zeros(2000)}}
+    dcp.load(template, checkpoint_id=root / "step-00000001.1", no_dist=True)
+    assert template["model"]["common"].eq(1).all()
+    assert template["model"]["own-0"].eq(0).all()
+    assert template["model"]["own-1"].eq(1).all()
