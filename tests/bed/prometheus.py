@@ -63,11 +63,18 @@ class Prometheus:
         return server
 
     def scrape(self, targets: Mapping[str, Sequence[str]]) -> None:
-        """From now on scrape these: job -> addresses, each `host:port` or `host:port/path`."""
+        """Scrape these: job -> addresses, each `host:port` or `host:port/path`.
+
+        Returns when it does, which takes it
+        some seconds; whether anybody answers there does not matter.
+        """
         entries = [_entry(job, address) for job, addresses in targets.items() for address in addresses]
         fresh = self.targets_file.with_suffix(".new")
         fresh.write_text(json.dumps(entries))
         fresh.rename(self.targets_file)  # whole or not at all: it is watched
+        wait_until(
+            lambda: len(self._api("targets")["activeTargets"]) == len(entries), START_SECONDS, "the targets"
+        )
 
     def query(self, expression: str) -> list[Sample]:
         """An instant query, now; a scalar is one sample without labels. ValueError says why not."""

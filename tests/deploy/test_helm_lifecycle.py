@@ -1,18 +1,25 @@
 """Install, upgrade and uninstall on a real cluster with nodes: a running job keeps running."""
 
 import json
+import math
+import os
+import signal
 import subprocess
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import monitoring
 import pytest
 import yaml
 
 from bed.api import path
 from bed.control_plane import ControlPlane
+from bed.fixtures import StartPrometheus
 from bed.nodes import Nodes
 from bed.processes import wait_until
+from bed.prometheus import Sample, promtool
 from resumable_operator import keys
 from resumable_training.contract import labels
 
@@ -128,6 +135,77 @@ def test_install_runs_the_operator(installed: ControlPlane) -> None:
     lines = installed.kubectl("logs", "-n", SYSTEM, f"deployment/{RELEASE}").stdout.splitlines()
     assert "synced" in {json.loads(line).get("event") for line in lines}
     assert installed.api.get(path("v1", "secrets", SYSTEM, keys.SECRET_NAME))["data"]
+
+
+def test_prometheus_finds_what_the_monitors_say(
+    installed: ControlPlane,
+    nodes: Nodes,
+    training: str,
+    render: Callable[..., list[Object]],
+    prometheus: StartPrometheus,
+    tmp_path: Path,
+) -> None:
+    """Selectors, ports and paths of the monitors lead to pages that Prometheus reads and panels show."""
+    chart = render("metrics.podMonitor.enabled=true", namespace=SYSTEM, release=RELEASE)
+    monitors = {o["metadata"]["name"]: _targets(installed, o) for o in chart if o["kind"] == "PodMonitor"}
+    assert [len(found) for found in monitors.values()] == [1, 2], "one operator, two workers"
+    server = prometheus(monitoring.hurried(tmp_path))
+    server.scrape(monitors)
+    _end_a_rank(installed, nodes, training)
+    of_job = {"Now", "Step against high-water mark", "Samples a second", "Scrapes that work"}
+    wanted = [q for q in monitoring.queries() if q.panel in monitoring.OF_OPERATOR | of_job]
+    empty: list[str] = []
+
+    def all_have_data() -> bool:
+        empty[:] = [str(q) for q in wanted if not _finite(server.query(q.filled(TEAM, training)))]
+        return not empty
+
+    try:
+        wait_until(all_have_data, SECONDS, "data", interval=0.5)
+    except TimeoutError as error:
+        raise AssertionError(f"no data for {empty}") from error
+    assert server.unhealthy() == []
+    for target in [target for targets in monitors.values() for target in targets]:
+        page = urllib.request.urlopen(f"http://{target}", timeout=10).read().decode()
+        checked = promtool("check", "metrics", input=page)
+        assert checked.returncode == 0, checked.stdout
+
+
+def _targets(plane: ControlPlane, monitor: Object) -> list[str]:
+    """Address and path of every pod that the monitor selects, by the name of its port."""
+    spec = monitor["spec"]
+    (endpoint,) = spec["podMetricsEndpoints"]
+    everywhere = spec.get("namespaceSelector", {}).get("any")
+    selector = ",".join(f"{name}={value}" for name, value in spec["selector"]["matchLabels"].items())
+    where = path("v1", "pods", None if everywhere else SYSTEM)
+    return [
+        f"{pod['status']['podIP']}:{port['containerPort']}{endpoint['path']}"
+        for pod in plane.api.list(where, labelSelector=selector)
+        for container in pod["spec"]["containers"]
+        for port in container.get("ports", [])
+        if port["name"] == endpoint["port"]
+    ]
+
+
+def _end_a_rank(plane: ControlPlane, nodes: Nodes, job: str) -> None:
+    """Kill one, and wait until the job trains again."""
+    number = _status(plane, job)["attempt"]["number"]
+    name = sorted(_pods(plane, TEAM, **{labels.LABEL_JOB: job}))[-1]
+    os.kill(next(pid for pid in nodes.pids(TEAM, name) if _is_rank(pid)), signal.SIGKILL)
+
+    def trains_again() -> bool:
+        attempt = _status(plane, job)["attempt"]
+        return attempt["number"] > number and "firstStepAt" in attempt
+
+    wait_until(trains_again, SECONDS, f"{job} to train again", interval=0.2)
+
+
+def _is_rank(pid: int) -> bool:
+    return b"\0RANK=" in Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def _finite(samples: list[Sample]) -> bool:
+    return any(math.isfinite(value) for _, value in samples)
 
 
 def test_upgrade_leaves_a_running_job_alone(

@@ -29,12 +29,49 @@ HISTOGRAMS = {
 }
 OVER_TIME = {"rate", "increase", "last_over_time"}  # what may be done to a counter
 
+# Panels that tell of the operator itself: `rtj run` has no API server, queue or passes; a cluster has.
+OF_OPERATOR = {
+    "Passes",
+    "Length of a pass",
+    "From an ending to the next assignment",
+    "Queue and agents",
+    "Requests to the API server",
+    "Age of the last comparison",
+}
+AGENT_METRICS = (
+    names.STEP_SECONDS,
+    names.STEP_SLOWEST_RANK_SECONDS,
+    names.DATA_WAIT_SECONDS_TOTAL,
+    names.CHECKPOINT_BLOCKING_SECONDS,
+    names.CHECKPOINT_DURABLE_SECONDS,
+    names.CHECKPOINT_BYTES,
+    names.SAMPLES_TOTAL,
+    names.AGENT_STEP,
+)
+
 Rule = dict[str, Any]
 
 
 def rules(path: Path = RULES) -> list[Rule]:
     """All rules of a file."""
     return [rule for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]]
+
+
+def hurried(directory: Path, *, seconds: int = 600) -> list[Path]:
+    """The rules, evaluated all the time, and with an alarm after ``seconds`` without progress."""
+    made = []
+    for path in (RULES, ALERTS):
+        groups = yaml.safe_load(path.read_text())
+        for group in groups["groups"]:
+            group["interval"] = "1s"
+            for rule in group["rules"]:
+                if rule.get("alert") == "NoProgress":
+                    assert "> 600" in rule["expr"]
+                    rule["expr"] = rule["expr"].replace("> 600", f"> {seconds}")
+                    rule["for"] = "1s"
+        made.append(directory / path.name)
+        made[-1].write_text(yaml.safe_dump(groups))
+    return made
 
 
 def exported() -> set[str]:
