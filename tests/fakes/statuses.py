@@ -21,6 +21,7 @@ from resumable_operator.model import (
     LedgerStatus,
     MemberStatus,
 )
+from resumable_training.contract.metrics import RECOVERY_STAGES
 
 NOW = 1795987823.1234567
 _TRACEBACK = """Traceback (most recent call last):
@@ -159,6 +160,7 @@ def _ending(dice: random.Random, number: int) -> Interruption:
         at=NOW - 3600 * (50 - number) + dice.random(),
         detect_seconds=dice.random(),
         recover_seconds=10 * dice.random(),
+        stages={stage: dice.randint(0, 10**7) / 1000 for stage in RECOVERY_STAGES},
         rework_steps=dice.randint(0, 100),
         resumed_step=dice.randint(0, 123400),
         size_before=1000,

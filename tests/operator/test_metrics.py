@@ -15,12 +15,14 @@ from resumable_operator.decide.goodput import goodput
 from resumable_operator.decide.observation import Job
 from resumable_operator.model import (
     AttemptStatus,
+    BudgetStatus,
     Checkpoint,
     CheckpointStatus,
     Interruption,
     JobSpec,
     JobStatus,
     LedgerStatus,
+    RecoveryStatus,
     SaveInterval,
     Workers,
 )
@@ -52,6 +54,47 @@ STATUS = JobStatus(
     ledger=LEDGER,
 )
 SPEC = JobSpec(workers=Workers(replicas=3, min=1, max=4))
+# What every job shows, as specified: metric -> type, extra label.
+SPECIFIED = {
+    "resumable_phase_seconds_total": ("counter", "phase"),
+    "resumable_phase_gpu_seconds_total": ("counter", "phase"),
+    "resumable_interruptions_total": ("counter", "cause"),
+    "resumable_planned_endings_total": ("counter", "cause"),
+    "resumable_recoveries_total": ("counter", ""),
+    "resumable_recovery_seconds_total": ("counter", "stage"),
+    "resumable_rework_steps_total": ("counter", ""),
+    "resumable_resizes_total": ("counter", "direction"),
+    "resumable_workers": ("gauge", "kind"),
+    "resumable_step": ("gauge", ""),
+    "resumable_high_water_step": ("gauge", ""),
+    "resumable_running": ("gauge", ""),
+    "resumable_unsettled_seconds": ("gauge", ""),
+    "resumable_last_progress_timestamp_seconds": ("gauge", ""),
+    "resumable_checkpoint_last_success_timestamp_seconds": ("gauge", ""),
+    "resumable_checkpoint_interval_seconds": ("gauge", ""),
+    "resumable_checkpoint_recommended_interval_seconds": ("gauge", ""),
+    "resumable_info": ("gauge", ""),
+}
+# And the agent of rank 0.
+SPECIFIED_OF_AGENTS = {
+    "resumable_step_seconds": "histogram",
+    "resumable_step_slowest_rank_seconds": "gauge",
+    "resumable_data_wait_seconds_total": "counter",
+    "resumable_checkpoint_blocking_seconds": "histogram",
+    "resumable_checkpoint_durable_seconds": "histogram",
+    "resumable_checkpoint_bytes": "gauge",
+    "resumable_samples_total": "counter",
+}
+ENUMERATIONS = {
+    names.PHASE_SECONDS_TOTAL: names.LEDGER_PHASES,
+    names.PHASE_GPU_SECONDS_TOTAL: names.LEDGER_PHASES,
+    names.INTERRUPTIONS_TOTAL: names.INTERRUPTION_CAUSES,
+    names.PLANNED_ENDINGS_TOTAL: names.PLANNED_CAUSES,
+    names.RECOVERY_SECONDS_TOTAL: names.RECOVERY_STAGES,
+    names.RESIZES_TOTAL: names.RESIZE_DIRECTIONS,
+    names.BUDGET_LEFT: names.BUDGETS,
+    names.WORKERS: names.WORKER_KINDS,
+}
 # Names that tests outside of this file, dashboards and rules rely on.
 OF_JOBS = {
     value for name, value in vars(names).items() if name.isupper() and str(value).startswith("resumable_")
@@ -119,6 +162,40 @@ def test_endings_by_cause() -> None:
     assert {key[1]: value for key, value in unplanned.items() if value} == {"crash": 2.0, "preempted": 1.0}
     assert {key[1]: value for key, value in planned.items()} == {
         cause: 3.0 if cause == "scale" else 0.0 for cause in names.PLANNED_CAUSES
+    }
+
+
+@pytest.mark.parametrize(("name", "words"), ENUMERATIONS.items(), ids=ENUMERATIONS)
+def test_every_word_is_there_from_0_on(name: str, words: tuple[str, ...]) -> None:
+    """A job that has just begun has all series that it will ever have of this metric."""
+    seen = samples(job(status=JobStatus()))[name]
+    assert set(seen) == {("train", word) for word in words}
+    if name.endswith("_total"):
+        assert set(seen.values()) == {0.0}
+
+
+def test_gpu_time_recoveries_and_resizes() -> None:
+    """In seconds, as counted in the status."""
+    ledger = LEDGER.model_copy(update={"gpus": 16, "gpu_phases": {"productive": 9_600_000}})
+    recovery = RecoveryStatus(stage_ms={"detect": 1500, "warmup": 250}, since={"detect": 1500})
+    seen = samples(
+        job(status=STATUS.model_copy(update={"ledger": ledger, "recovery": recovery, "resizes": {"grow": 2}}))
+    )
+    assert seen[names.PHASE_GPU_SECONDS_TOTAL]["train", "productive"] == 9600.0
+    assert seen[names.RECOVERY_SECONDS_TOTAL]["train", "detect"] == 1.5
+    assert seen[names.RECOVERY_SECONDS_TOTAL]["train", "warmup"] == 0.25
+    assert seen[names.RESIZES_TOTAL]["train", "grow"] == 2.0
+
+
+def test_budgets_left() -> None:
+    """How many more endings each budget bears, counted in its window; never below 0."""
+    spent = BudgetStatus(user_error=(NOW - 10, NOW - 20), infrastructure=(NOW - 1e6,), without_progress=4)
+    seen = samples(job(status=STATUS.model_copy(update={"budgets": spent})))[names.BUDGET_LEFT]
+    assert {key[1]: left for key, left in seen.items()} == {
+        "user_error": 1.0,
+        "infrastructure": 100.0,
+        "preemption": 1000.0,
+        "without_progress": 0.0,
     }
 
 
@@ -213,6 +290,17 @@ def test_labels_are_few_and_closed() -> None:
     found = {name for line in series for name in re.findall(r"(\w+)=", line)}
     extra = {"phase", "cause", "kind", "stage", "direction", "budget"}
     assert found == {"namespace", "training_job"} | extra
+
+
+def test_what_is_specified_is_exported() -> None:
+    """Names, types and extra labels are those of the specification."""
+    page, _ = metrics.render(metrics.own_registry(), [job()], NOW, "text/plain")
+    kinds = dict(re.findall(r"^# TYPE (resumable_\w+) (\w+)$", page.decode(), re.MULTILINE))
+    extra = {family.name: family.label for family in metrics.JOB_FAMILIES}
+    assert {name: (kinds[name], extra[name]) for name in SPECIFIED} == SPECIFIED
+    agents = WorkerMetrics("ns/train").render(True)
+    told = dict(re.findall(r"^# TYPE (\S+) (\w+)$", agents, re.MULTILINE))
+    assert {name: told[name] for name in SPECIFIED_OF_AGENTS} == SPECIFIED_OF_AGENTS
 
 
 def _described(families: Iterable[metrics.Family]) -> set[str]:
