@@ -57,8 +57,9 @@ def interrupted(draft: Draft) -> None:
 
 
 def trains_again(draft: Draft) -> None:
-    """The new attempt has done its first step."""
-    _close(draft, stage_times(draft.status.ledger, draft.now_ms))
+    """The new attempt has done its first step; told late, it may be ending again already."""
+    ended = draft.attempt.stages_before
+    _close(draft, stage_times(draft.status.ledger, draft.now_ms) if ended is None else ended)
 
 
 def _close(draft: Draft, until: Mapping[str, int]) -> None:
