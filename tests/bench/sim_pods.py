@@ -37,6 +37,9 @@ STRATEGIC = "application/strategic-merge-patch+json"
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 SELECTOR = f"{LABEL_MANAGED_BY}={MANAGED_BY},{LABEL_JOB_UID}"
 
+WATCH_AGAIN = (410, 429, 500, 504)  # a server that is behind, or has much to do
+WATCH_PAUSE_SECONDS = 1.0
+
 
 class KubeClient:
     """The few calls that are needed, as admin."""
@@ -99,7 +102,10 @@ class Pods:
         while True:
             async for event in self._api.watch("/api/v1/pods", labelSelector=SELECTOR):
                 if event["type"] == "ERROR":
-                    raise RuntimeError(f"the watch of pods: {event['object']}")
+                    if event["object"].get("code") not in WATCH_AGAIN:
+                        raise RuntimeError(f"the watch of pods: {event['object']}")
+                    await asyncio.sleep(WATCH_PAUSE_SECONDS)
+                    break
                 await self._see(event["type"], event["object"]["metadata"])
 
     async def _see(self, kind: str, meta: Raw) -> None:
