@@ -14,11 +14,18 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from resumable_training.checkpoint import CheckpointEngine, TrainingState
+from resumable_training.checkpoint.blocks import Blocks
+from resumable_training.checkpoint.catalog import Catalog
 from resumable_training.checkpoint.local import LocalStore
+from resumable_training.checkpoint.marker import load_real
+from resumable_training.checkpoint.ranks import Ranks
+from resumable_training.checkpoint.read import Reader
 from resumable_training.contract.assignment import CheckpointConfig
+from resumable_training.contract.manifest import MARKER_FILE
 
 STEPS = 3
 
@@ -139,3 +146,92 @@ class Meter:
             return data
 
         LocalStore.read = read  # type: ignore[method-assign]
+
+
+def read_sharded(
+    rank: int, world_size: int, group: Any, path: str, block_bytes: int
+) -> tuple[dict[str, torch.Tensor], int]:
+    """Read ``odd_tensors`` into shards of all kinds; whole again, and how many bytes this rank has read."""
+    mesh = dist.init_device_mesh("cpu", (world_size,))
+    wanted = {
+        key: distribute_tensor(
+            torch.zeros_like(value), mesh, [Shard(int(key[-1])) if "shard" in key else Replicate()]
+        )
+        for key, value in odd_tensors().items()
+    }
+    meter = Meter()
+    meter.install()
+    reader = reader_of(Path(path), block_bytes, Ranks(group, rank, world_size))
+    found = reader.read(wanted, last=True)
+    return {key: value.full_tensor() for key, value in found.items()}, meter.bytes
+
+
+def reader_of(path: Path, block_bytes: int, ranks: Ranks) -> Reader:
+    catalog = Catalog(load_real((path / MARKER_FILE).read_bytes()))
+    blocks = Blocks(catalog.needed_bytes(), block_bytes)
+    return Reader(LocalStore(path.parent), path.name, catalog, blocks, ranks)
+
+
+def odd_tensors() -> dict[str, torch.Tensor]:
+    """Types and orders of memory; the number at a key's end is the dimension that it is sharded in."""
+    generator = torch.Generator().manual_seed(3)
+    square = torch.randn(37, 41, generator=generator)
+    return {
+        "rows shard 0": square,
+        "columns shard 1": square + 1,
+        "transposed shard 0": (square + 2).t(),
+        "last channels shard 1": torch.randn(2, 5, 3, 4, generator=generator).to(
+            memory_format=torch.channels_last
+        ),
+        "half shard 0": square.bfloat16(),
+        "small shard 0": torch.arange(2.0),
+        "number": torch.tensor(7),
+        "bytes": torch.arange(255, dtype=torch.uint8),
+        "empty": torch.empty(0, 3),
+        "large": torch.arange(5000.0),
+    }
+
+
+def late_damage(rank: int, world_size: int, group: Any, root: str) -> list[Any]:
+    """Of two checkpoints the newer one's end is damaged: what a wish for it, and a resume, make of that."""
+    state = wide_state("ddp", world_size)
+    engine = rank_programs.make_engine(root, rank, world_size, group)
+    engine.restore(state)
+    assert rank_programs.save(engine, state, 1, rank).ok
+    older = digest(state)
+    with torch.no_grad():
+        state.modules["model"].module[0].weight.add_(1.0)
+    assert rank_programs.save(engine, state, 2, rank).ok
+    engine.close()
+    if rank == 0:
+        _flip_end(Path(root) / "step-00000002.1")
+    dist.barrier()
+    with torch.no_grad():
+        state.modules["model"].module[0].weight.fill_(0.5)
+    before = digest(state)
+    wish = rank_programs.make_engine(root, rank, world_size, group, attempt=2, resume_from="step-00000002.1")
+    error = rank_programs.error_of(lambda: wish.restore(state))
+    untouched = digest(state) == before
+    report = rank_programs.make_engine(root, rank, world_size, group, attempt=3).restore(state)
+    assert report is not None
+    return [error, untouched, report.step, digest(state) == older]
+
+
+def _flip_end(checkpoint: Path) -> None:
+    """In the last file, in the last values of it."""
+    shard = max(checkpoint.glob("*.distcp"))
+    data = bytearray(shard.read_bytes())
+    data[-5000] ^= 1
+    shard.write_bytes(data)
+
+
+def save_own_values(rank: int, world_size: int, group: Any, root: str) -> None:
+    """Each rank has 20 MB of its own; with fewer ranks nobody needs those of the last."""
+    state = rank_programs.make_state("ddp", 1, world_size)
+    engine = rank_programs.make_engine(root, rank, world_size, group)
+    engine.restore(state)
+    for step in (1, 2):
+        own = {"rng": bytes([rank]) * 20_000_000}
+        assert engine.save(state, step=step, samples=step, shared={}, per_rank=own).ok
+        rank_programs.train(state, 1)
+    engine.close()

@@ -5,7 +5,12 @@ from typing import Any
 
 import foreign_programs
 import pytest
-from rank_programs import run_ranks
+import torch
+import torch.distributed.checkpoint as dcp
+from engine_job import Job
+from rank_programs import make_state, run_ranks
+
+from resumable_training.contract.manifest import MARKER_FILE
 
 STATE_BYTES = 3 * 4 * (2 * (1100 * 1100 + 1100) + 7 * 1100 + 7)
 
@@ -37,3 +42,42 @@ def test_replicas_of_shards_share_the_reading(tmp_path: Path) -> None:
     found = loaded(tmp_path, root, "hsdp", 4, 2)
     assert all(one["values"] == saved for one in found)
     assert sum(rank["bytes"] for rank in found) <= 1.1 * STATE_BYTES
+
+
+@pytest.mark.parametrize("block_bytes", [1000, 1 << 20])
+def test_any_shard_of_any_tensor(block_bytes: int, tmp_path: Path) -> None:
+    """Rows, columns, other orders of memory, half types; blocks that cut values, or hold all: bit-equal."""
+    path = tmp_path / "ckpt"
+    tensors = foreign_programs.odd_tensors()
+    dcp.save(dict(tensors), checkpoint_id=path, no_dist=True)
+    found = run_ranks(3, foreign_programs.read_sharded, tmp_path, str(path), block_bytes)
+    for values, _ in found:
+        assert values.keys() == tensors.keys()
+        assert all(torch.equal(value, tensors[key]) for key, value in values.items())
+    stored = sum(file.stat().st_size for file in path.iterdir() if file.name != MARKER_FILE)
+    heads = 2048 * len(tensors)  # one that lies in two ranks' blocks is read by itself
+    assert sum(read for _, read in found) <= stored + (heads if block_bytes == 1000 else 0)
+
+
+def test_damage_that_only_one_rank_reads(tmp_path: Path) -> None:
+    """It shows late, on one rank: no rank's state is touched, and the next older checkpoint is resumed."""
+    for error, untouched, step, same in run_ranks(
+        2, foreign_programs.late_damage, tmp_path, str(tmp_path / "store")
+    ):
+        assert error.startswith("NoResumePoint: resumeFrom: step-00000002.1 can't be used: __")
+        assert untouched
+        assert (step, same) == (1, True)
+
+
+def test_what_nobody_needs_is_verified_too(tmp_path: Path) -> None:
+    """A flipped bit among the values of a rank that is no more proves the checkpoint damaged."""
+    job = Job(tmp_path / "store", job="local/test")
+    run_ranks(2, foreign_programs.save_own_values, tmp_path, str(job.root))
+    shard = job.root / "step-00000002.1" / "__1_0.distcp"
+    data = bytearray(shard.read_bytes())
+    data[data.index(b"\x01" * 1000) + 10_000_000] ^= 1
+    shard.write_bytes(data)
+    report = job.engine(2).restore(make_state("plain", 2, 1))
+    assert report is not None
+    assert report.step == 1
+    assert "__1_0.distcp: the 8388608 bytes from 8388608 on" in report.fallback[0].why

@@ -9,20 +9,23 @@ from __future__ import annotations
 import io
 import queue
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import xxhash
+
 from resumable_training.checkpoint.errors import StorageUnavailable
+from resumable_training.checkpoint.store import Store
+from resumable_training.contract.manifest import FileEntry
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 AT_ONCE = 6  # reads in flight
 SILENT_SECONDS = 300.0  # a store that answers none of them for so long is given up
-KEPT_BLOCKS = 4
 
 Fetch = Callable[[int], bytes]  # block number -> its bytes
 
@@ -129,14 +132,20 @@ def in_order(work: Callable[[T], R], todo: Iterable[T], *, at_once: int = AT_ONC
 
 
 class BlockStream(io.RawIOBase):
-    """A seekable stream over ``size`` bytes that come block by block; holds at most ``KEPT_BLOCKS``."""
+    """A seekable stream over ``size`` bytes that come block by block.
 
-    def __init__(self, size: int, block_bytes: int, fetch: Fetch) -> None:
+    Whoever reads on from block to block gets the next ``ahead`` fetched meanwhile. Holds two blocks more.
+    """
+
+    def __init__(self, size: int, block_bytes: int, fetch: Fetch, ahead: int = 0) -> None:
         self._size = size
         self._block_bytes = block_bytes
         self._fetch = fetch
+        self._ahead = ahead
+        self._pool = ThreadPoolExecutor(ahead, "checkpoint-stream") if ahead else None
         self._at = 0
-        self._kept: OrderedDict[int, bytes] = OrderedDict()
+        self._last = -1  # block that was used last
+        self._kept: dict[int, bytes | Future[bytes]] = {}  # used last comes last
 
     def readable(self) -> bool:
         return True
@@ -172,27 +181,45 @@ class BlockStream(io.RawIOBase):
     def readall(self) -> bytes:
         return self.read(max(0, self._size - self._at)) or b""
 
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        super().close()
+
     def _block(self, number: int) -> bytes:
-        if number in self._kept:
-            self._kept.move_to_end(number)
-        else:
-            self._kept[number] = self._fetch(number)
-            if len(self._kept) > KEPT_BLOCKS:
-                self._kept.popitem(last=False)
-        return self._kept[number]
+        if self._pool is not None and number == self._last + 1:
+            self._fetch_ahead(self._pool, number)
+        self._last = number
+        found = self._kept.pop(number, None)
+        data = found.result() if isinstance(found, Future) else found
+        if data is None:
+            data = self._fetch(number)
+        self._kept[number] = data
+        while len(self._kept) > self._ahead + 2:
+            behind = next((one for one in self._kept if one < number), None)
+            del self._kept[behind if behind is not None else next(iter(self._kept))]
+        return data
+
+    def _fetch_ahead(self, pool: ThreadPoolExecutor, number: int) -> None:
+        end = -(-self._size // self._block_bytes)
+        for later in range(number, min(number + 1 + self._ahead, end)):
+            if later not in self._kept:
+                self._kept[later] = pool.submit(self._fetch, later)
 
 
-def verified_stream(store: Any, name: str, entry: Any, block_bytes: int) -> BlockStream:
-    """A file that was verified before, checked once more while it is read."""
-    import xxhash
+def verified_stream(store: Store, name: str, entry: FileEntry, block_bytes: int) -> BlockStream:
+    """A file whose every block is compared with the manifest when it is read.
+
+    A block that differs is read a second time, and then nobody can tell: it is not the reader's to judge.
+    """
 
     def fetch(number: int) -> bytes:
         for _ in range(2):
-            data: bytes = store.read(name, number * block_bytes, block_bytes)
+            data = store.read(name, number * block_bytes, block_bytes)
             if xxhash.xxh3_128_hexdigest(data) == entry.blocks[number]:
                 return data
         raise StorageUnavailable(
-            f"{name}: the bytes from {number * block_bytes} on are other ones than a moment ago"
+            f"{name}: the bytes from {number * block_bytes} on are not those of the manifest"
         )
 
     return BlockStream(entry.bytes, block_bytes, fetch)

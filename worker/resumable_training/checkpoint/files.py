@@ -1,4 +1,4 @@
-"""DCP's own reader and writer over a store: DCP plans and formats, the store opens the files."""
+"""DCP's own writer over a store: DCP plans and formats, the store opens the files."""
 
 from __future__ import annotations
 
@@ -9,35 +9,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
-import torch
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import (
-    LoadPlan,
-    LoadPlanner,
-    ReadItem,
-    SavePlan,
-    SavePlanner,
-    WriteItem,
-)
+from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemWriter
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from resumable_training.checkpoint.blocks import verified_stream
 from resumable_training.checkpoint.errors import CheckpointError, StorageUnavailable
 from resumable_training.checkpoint.store import Store
 from resumable_training.checkpoint.verify import BlockHasher
-from resumable_training.contract.manifest import MARKER_FILE, FileEntry, Manifest
+from resumable_training.contract.manifest import MARKER_FILE, FileEntry
 
 
 class StoreFiles(FileSystemBase):
     """The files of one checkpoint. Shards are streamed and hashed; the marker is kept for the commit."""
 
-    def __init__(self, store: Store, manifest: Manifest | None = None) -> None:
-        """``manifest``: for reading; what is read is compared with it."""
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._manifest = manifest
         self.expected_bytes = 0  # of a shard
         self.written: dict[str, FileEntry] = {}
         self.failure: OSError | CheckpointError | None = None  # torch hides the cause of a failed access
@@ -47,24 +34,13 @@ class StoreFiles(FileSystemBase):
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
         name = str(path)
-        if mode == "rb":
-            with self._reading(name) as reader:
-                yield reader
-        elif name.endswith(f"/{MARKER_FILE}.tmp"):
+        assert mode == "wb", "a writer reads nothing"
+        if name.endswith(f"/{MARKER_FILE}.tmp"):
             self._pending_marker = io.BytesIO()
             yield self._pending_marker
         else:
             with self._writing(name) as hashing:
                 yield hashing
-
-    @contextmanager
-    def _reading(self, name: str) -> Iterator[io.IOBase]:
-        entry = self._manifest.files.get(name.rpartition("/")[2]) if self._manifest else None
-        if self._manifest and entry:
-            yield _WatchedStream(verified_stream(self._store, name, entry, self._manifest.block_bytes), self)
-        else:
-            with self._store.open_read(name) as stream:
-                yield _WatchedStream(stream, self)
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[io.IOBase]:
@@ -100,33 +76,6 @@ class StoreFiles(FileSystemBase):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return True
-
-
-class _WatchedStream(io.RawIOBase):
-    """Remembers why a read failed."""
-
-    def __init__(self, stream: BinaryIO | io.RawIOBase, files: StoreFiles) -> None:
-        self._stream = cast(Any, stream)
-        self._files = files
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return int(self._stream.seek(offset, whence))
-
-    def tell(self) -> int:
-        return int(self._stream.tell())
-
-    def readinto(self, buffer: Any) -> int:
-        try:
-            return int(self._stream.readinto(buffer))
-        except (OSError, CheckpointError) as error:
-            self._files.failure = self._files.failure or error
-            raise
 
 
 class _HashingStream(io.RawIOBase):
@@ -196,37 +145,6 @@ def _bytes_of(item: WriteItem) -> int:
 
 def _describe(error: Exception) -> str:
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-
-
-class StoreReader(FileSystemReader):
-    """Reads one checkpoint, by a marker that was parsed with care."""
-
-    def __init__(self, store: Store, name: str, metadata: Metadata, manifest: Manifest | None) -> None:
-        super().__init__(name)
-        self.files = StoreFiles(store, manifest)
-        self.fs = cast(Any, self.files)
-        self.path = cast(Any, name)
-        self._metadata = metadata
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        try:
-            return super().read_data(plan, planner)
-        except Exception as error:
-            if self.files.failure is None:
-                raise
-            raise StorageUnavailable(_describe(self.files.failure)) from error
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return self._metadata
-
-
-class SafeLoadPlanner(DefaultLoadPlanner):
-    """Unpickles plain values only, where DCP's own planner would run whatever the file says."""
-
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        key = self.mappings[read_item.dest_index.fqn]
-        assert len(key) == 1, "templates are flat"
-        self.original_state_dict[str(key[0])] = torch.load(value, map_location="cpu", weights_only=True)
 
 
 @contextmanager

@@ -38,6 +38,7 @@ T = TypeVar("T")
 
 DIRECTORY_FILE = ".directory"
 READ_BYTES = 8 * 1024 * 1024
+READ_AHEAD = 3  # further ranges that are asked for while a stream is read on and on
 LEAST_BYTES_PER_SECOND = 1024 * 1024  # a request that is slower counts as stalled
 _CHANCE = random.SystemRandom()  # never the global generator: the training draws from that
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
@@ -170,9 +171,10 @@ class S3Store:
         if size is None:
             raise StoreNotFound(f"{self._full(name)} does not exist")
         stream = BlockStream(
-            size, READ_BYTES, lambda number: self._range(name, number * READ_BYTES, READ_BYTES)
+            size, READ_BYTES, lambda number: self._range(name, number * READ_BYTES, READ_BYTES), READ_AHEAD
         )
-        yield cast(BinaryIO, stream)
+        with closing(stream):
+            yield cast(BinaryIO, stream)
 
     # Writing --------------------------------------------------------------------------------------------
 
