@@ -32,8 +32,7 @@ def render(summaries: Sequence[Summary], console: Console) -> None:
         for reason, count in summary.failed.items():
             where = ", ".join(f"{_heading(name)} {value}" for name, value in summary.cell.axes.items())
             console.print(
-                f"{where or 'the job'}: {count} of {counted(summary.lives, 'life')[:-1]}"
-                f" gave up: {reason[:_LONGEST_REASON]}",
+                f"{where or 'the job'}: {count} of {summary.lives} lives gave up: {reason[:_LONGEST_REASON]}",
                 style="yellow",
             )
     if len(summaries) > 1:
@@ -48,7 +47,7 @@ def _given(summary: Summary) -> str:
     workers, costs = parameters.spec.workers, parameters.costs
     stages = ", ".join(f"{stage} {duration(getattr(costs.restart, stage))}" for stage in STAGES)
     fixed = [
-        f"{workers.replicas} workers of {counted(parameters.gpus_per_worker, 'GPU')}"
+        f"{counted(workers.replicas, 'worker')} of {counted(parameters.gpus_per_worker, 'GPU')}"
         f" (down to {workers.min_size}), {counted(workers.spares, 'spare')}",
         f"a save stops training for {duration(costs.blocking)}, durable after {duration(costs.durable)}",
         f"interval {_interval(cell)}",

@@ -96,14 +96,18 @@ class Account:
         """Of a job ``age`` seconds old. ``ideal_steps``: what it could have done at best in that time."""
         numbers = goodput(status.ledger, milliseconds(age))
         counts = status.interruption_counts
+        self._charge_lost_for_good(status)
         lost = {cause: self._spent[cause] / 3600 for cause in LOSSES if self._spent[cause]}
         idle = self._paid - self._productive - sum(self._spent.values())
+        steps = status.high_water_step
+        if status.phase == "Failed":
+            steps = status.checkpoint.step if status.checkpoint else 0
         return Outcome(
             days=age / 86_400,
             goodput=numbers.goodput or 0.0,
             scheduling=numbers.scheduling or 0.0,
             runtime=numbers.runtime or 0.0,
-            work=status.high_water_step / ideal_steps if ideal_steps else 0.0,
+            work=steps / ideal_steps if ideal_steps else 0.0,
             gpu_goodput=self._productive / self._paid if self._paid else 0.0,
             gpu_hours=self._paid / 3600,
             lost_gpu_hours={**lost, IDLE: max(0.0, idle) / 3600},
@@ -115,6 +119,13 @@ class Account:
             failed=status.reason if status.phase == "Failed" else "",
             passes=passes,
         )
+
+    def _charge_lost_for_good(self, status: JobStatus) -> None:
+        """Steps of a job that gave up which no checkpoint holds made nothing."""
+        productive = status.ledger.phases.get("productive", 0)
+        lost = self._productive * status.ledger.lost / productive if productive else 0.0
+        self._productive -= lost
+        self._spent[self._blamed] += lost
 
 
 def _cause_of(status: JobStatus) -> str | None:

@@ -1,0 +1,211 @@
+"""``rtj simulate``: from the command line to a table, JSON, CSV and a picture."""
+
+from __future__ import annotations
+
+import csv
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.cli.main import cli
+from resumable_operator.cli.simulate_input import Wish, cells_of, read_trace, seconds
+from resumable_operator.simulate.account import LOSSES
+from resumable_operator.simulate.failures import Failure, Machines, Racks, SpotWaves
+
+QUICK = ("--days", "0.5", "--seeds", "2", "--processes", "1")
+JOB = """
+apiVersion: resumable.dev/v1alpha1
+kind: ResumableTrainingJob
+metadata: {name: gpt}
+spec:
+  workers: {replicas: 6, min: 3, spares: 1}
+  checkpoint: {interval: {steps: 100, seconds: 300}, maxIntervalSeconds: 60}
+  template: {spec: {containers: [{name: worker, command: [python, train.py]}]}}
+"""
+
+
+def simulate(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(cli, ["simulate", *QUICK, *arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def cells(*arguments: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(simulate("--json", *arguments).stdout)["cells"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("90", 90),
+        ("90s", 90),
+        ("1.5h", 5400),
+        ("15m", 900),
+        ("30d", 2_592_000),
+        ("250ms", 0.25),
+        ("2 h", 7200),
+    ],
+)
+def test_times_have_units(text: str, expected: float) -> None:
+    """A bare number is seconds."""
+    assert seconds(text, "--x") == expected
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-3s", "5 parsecs", "1e3", "3h2m"])
+def test_other_times_are_refused(text: str) -> None:
+    """The message names the option and shows what a time looks like."""
+    with pytest.raises(UsageProblem, match=r"--x: .* such as 90s, 15m, 2h or 30d"):
+        seconds(text, "--x")
+
+
+def test_each_combination_is_a_row_under_the_same_failures() -> None:
+    """Two intervals by three numbers of spares; rows of one M meet equally many failures."""
+    found = cells("--workers", "2", "--mtbf", "1h", "--interval", "5m,auto", "--spares", "0,1,2")
+    axes = [tuple(cell["axes"].values()) for cell in found]
+    assert axes == [(spares, interval) for spares in ("0", "1", "2") for interval in ("5m", "auto")]
+    assert found[0]["interruptions"] == found[1]["interruptions"]
+    by_formula = [cell["runtimeByFormula"] for cell in found]
+    assert [value is None for value in by_formula] == [False, True] * 3
+    assert all(0 < cell["goodput"]["mean"] < 1 for cell in found)
+    assert all(set(cell["lostGpuHoursADay"]) == set(LOSSES) for cell in found)
+
+
+def test_the_same_command_gives_the_same_numbers_on_any_number_of_cores() -> None:
+    """A plan can be checked by somebody else."""
+    line = ("--workers", "2", "--mtbf", "1h", "--in-place", "0.5")
+    assert cells(*line) == cells(*line, "--processes", "2")
+    assert cells(*line) != cells(*line, "--seed", "7")
+
+
+def test_the_table_says_what_was_simulated_and_what_was_best() -> None:
+    """For people: the numbers that all rows share, one row each, what was lost to what, the best one."""
+    output = simulate("--workers", "4", "--spares", "0,2", "--machine-mtbf", "1d").output
+    flat = " ".join(output.split())
+    assert "4 workers of 8 GPUs" in flat
+    assert "a machine fails every 1 d 00 h, so the job every 6 h 00 min" in flat
+    assert "Varied below: spares" in flat
+    assert "GPU-hours lost a day, by cause" in flat
+    assert "highest goodput: spares" in flat
+
+
+def test_a_job_that_gives_up_is_said(tmp_path: Path) -> None:
+    """The budgets of the spec hold in the simulation too, and why one is spent is shown."""
+    output = simulate("--workers", "1", "--mtbf", "5m", "--interval", "1h", "--in-place", "1").output
+    assert "2 of 2 lives gave up: 5 endings without a new checkpoint" in " ".join(output.split())
+
+
+def test_a_job_file_gives_its_numbers(tmp_path: Path) -> None:
+    """Workers, smallest size, spares; of steps, seconds and the longest interval the earliest counts."""
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    (found,) = cells(str(path), "--step", "2s", "--mtbf", "2h")
+    assert found["intervalSeconds"] == 60.0
+    output = " ".join(simulate(str(path), "--mtbf", "2h").output.split())
+    assert "6 workers of 8 GPUs (down to 3), 1 spare" in output
+
+
+def test_csv_and_picture(tmp_path: Path) -> None:
+    """Written beside the table: every number, and an SVG that needs nothing else."""
+    table, picture = tmp_path / "a.csv", tmp_path / "a.svg"
+    line = ("--workers", "2", "--mtbf", "2h", "--interval", "5m,10m,auto", "--restart", "1m,5m")
+    simulate(*line, "--csv", str(table), "--plot", str(picture))
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert [row["interval"] for row in rows] == ["5m", "5m", "10m", "10m", "auto", "auto"]
+    assert all(0 < float(row["goodput"]) < 1 for row in rows)
+    root = ET.fromstring(picture.read_text())
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"Goodput", "5m", "auto", "restart 1m", "restart 5m", "saves"} <= set(texts)
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}polyline"))) == 2
+    assert "http" not in picture.read_text().replace("http://www.w3.org/2000/svg", "")
+
+
+CSV_TRACE = "at,machines,notice,back,inPlace\n60,0 2,,,\n90.5,1,120,600,\n100,3,,,true\n"
+JSON_TRACE = (
+    '{"at": 60, "machines": [0, 2]}\n\n{"at": 90.5, "machines": 1, "notice": 120, "back": 600}\n'
+    '{"at": 100, "machines": [3], "inPlace": true}\n'
+)
+
+
+@pytest.mark.parametrize("text", [CSV_TRACE, JSON_TRACE], ids=["csv", "json lines"])
+def test_a_trace(text: str) -> None:
+    """The same failures in both forms."""
+    assert read_trace(text, "t").failed == (
+        Failure(60.0, (0, 2), "trace"),
+        Failure(90.5, (1,), "trace", notice=120.0, back=600.0),
+        Failure(100.0, (3,), "trace", in_place=True),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "t holds no failure"),
+        ("at,machines\n", "t holds no failure"),
+        ("at,machines\nsoon,1\n", "t, line 2: could not convert"),
+        ("at,machines\n5\n", "t, line 2: machines is missing"),
+        ("at,machines\n-5,1\n", "t, line 2: at must be a time"),
+        ("at,machines\n5,-1\n", "t, line 2: machines are numbered from 0"),
+        ("at,machines,when\n5,1,x\n", "t, line 2: unknown field when; known are at, machines"),
+        ('{"at": 1, "machines": []}', "t, line 1: machines is empty"),
+        ('{"at": 1, "machines": 1, "inPlace": "perhaps"}', "t, line 1: inPlace must be true or false"),
+        ('{"at": 1', "t, line 1: not JSON"),
+        ('{"at": 1, "machines": 0}\n[]', "t, line 2: not an object"),
+    ],
+)
+def test_a_bad_trace_names_its_line(text: str, why: str) -> None:
+    """And what is wrong with it."""
+    with pytest.raises(UsageProblem, match=why):
+        read_trace(text, "t")
+
+
+def test_a_trace_replaces_the_failures_of_machines(tmp_path: Path) -> None:
+    """Only what was written down happens, unless a rate is given as well."""
+    path = tmp_path / "trace.csv"
+    path.write_text("at,machines\n3600,0\n7200,1\n")
+    (found,) = cells("--workers", "2", "--trace", str(path))
+    assert found["interruptions"] == {"node_lost": 4}  # of two lives
+    (more,) = cells("--workers", "2", "--trace", str(path), "--mtbf", "1h")
+    assert more["interruptions"]["node_lost"] > 8
+
+
+def test_processes_from_the_command_line() -> None:
+    """Racks and waves beside machines; notice is an axis like the others."""
+    wish = Wish(
+        axes={"workers": "4", "mtbf": "2h", "notice": "30s"}, racks="2:30d", spot="1d:0.25:2h", shape=0.7
+    )
+    (cell,) = cells_of(wish)
+    assert cell.processes == (
+        Machines(8 * 3600.0, 0.7),
+        Racks(2, 30 * 86_400.0),
+        SpotWaves(86_400.0, 0.25, 30.0, 7200.0),
+    )
+    assert cell.formula() is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--interval", "5m,,10m"), "--interval: give values between the commas"),
+        (("--interval", "0"), "--interval: give a time above 0"),
+        (("--mtbf", "1h", "--machine-mtbf", "1d"), "exclude each other"),
+        (("--mtbf", "0"), "must be above 0"),
+        (("--workers", "many"), "--workers: 'many' is not a whole number"),
+        (("--workers", "4", "--min", "5"), "spec.workers"),
+        (("--racks", "4"), "--racks: '4' is not SIZE:MTBF"),
+        (("--spot", "1d:25"), "is not a share of the machines"),
+        (("--step", "0"), "a step takes longer than nothing"),
+        (("--trace", "nowhere.csv"), "cannot read nowhere.csv"),
+        (("--plot", "no/such/place.svg"), "cannot write no/such/place.svg"),
+        (("--spares", ",".join(str(n) for n in range(1001))), "too many for one table"),
+        (("nowhere.yaml",), "cannot read nowhere.yaml"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...], why: str) -> None:
+    """As a usage error, with the option and what to do."""
+    assert why in " ".join(simulate(*arguments, code=2).output.split())
