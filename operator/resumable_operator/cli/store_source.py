@@ -22,7 +22,7 @@ from resumable_training.checkpoint.content import Content, read_content
 from resumable_training.checkpoint.documents import Pin
 from resumable_training.checkpoint.errors import CheckpointError, CheckpointUserError
 from resumable_training.checkpoint.history import AttemptHistory, read_histories
-from resumable_training.checkpoint.listing import list_checkpoints, survey
+from resumable_training.checkpoint.listing import Survey, list_checkpoints, survey
 from resumable_training.checkpoint.rollback import RolledBack, roll_back
 from resumable_training.checkpoint.store import Store
 from resumable_training.checkpoint.verify import OK, Verdict, verify_checkpoint
@@ -160,6 +160,15 @@ def _held(one: pins.PinFile, now: float) -> Held:
     return Held(one.file, one.pin.checkpoint, one.pin.holder, one.pin.until - now, one.counts(now))
 
 
+class _Choice:
+    """``wanted.Names`` of a store. Without records, as copies are kept, every complete one can be meant."""
+
+    def __init__(self, seen: Survey) -> None:
+        self.complete, self.incomplete = seen.complete, seen.incomplete
+        by_step = sorted(seen.complete, key=lambda name: parse_checkpoint_name(name) or (0, 0), reverse=True)
+        self.resume_points = seen.resume_points if seen.records else by_step
+
+
 def chosen(found: Opened, which: str | None) -> tuple[Store, str]:
     """The checkpoint that is meant: the one that was named as a whole, by step or name, or the newest.
 
@@ -173,7 +182,7 @@ def chosen(found: Opened, which: str | None) -> tuple[Store, str]:
         return found.store, found.only
     if which is not None and which in found.foreign():
         return found.store, which
-    seen = survey(found.store)
+    seen = _Choice(survey(found.store))
     if which is not None:
         return found.store, find(seen, which)
     if seen.resume_points:

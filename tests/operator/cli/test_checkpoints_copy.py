@@ -40,6 +40,16 @@ def test_the_next_resume_point_a_step_or_one_by_its_path(made: Store, rtj, tmp_p
     assert read_pin_files(LocalStore(made.root)) == []
 
 
+def test_copies_can_be_meant_by_their_step(made: Store, rtj, tmp_path: Path) -> None:
+    """A directory of copies has no records: it says so, and all in it count."""
+    for step in (10, 20):
+        rtj("checkpoints", "copy", made.root, tmp_path / "far", "--step", step)
+    assert rtj("checkpoints", "list", tmp_path / "far", columns=200).output.count("a copy: ") == 2
+    for options, step in (((), 20), (("--step", 10), 10)):
+        told = rtj("checkpoints", "copy", tmp_path / "far", tmp_path / f"further-{step}", *options)
+        assert (told.exit_code, name(step, 1) in told.output) == (0, True)
+
+
 def test_a_whole_store(made: Store, rtj, tmp_path: Path) -> None:
     """Says whose place it can take; a second time there is nothing to copy."""
     result = rtj("checkpoints", "copy", made.root, tmp_path / "far", "--all")

@@ -174,6 +174,8 @@ def _manifest(store: Store, name: str) -> tuple[Manifest | None, int]:
 def _why_not(name: str, seen: Survey, manifest: Manifest | None, verdict: Verdict | None) -> str:
     if name in seen.incomplete:
         return "incomplete: it was never committed, or is being written or deleted"
+    if not seen.records:
+        return "a copy: without records no job resumes it, unless its resumeFrom names it"
     if not seen.chain.contains(name):
         return f"off the chain: {_branched(name, seen)}"
     if manifest is None:
