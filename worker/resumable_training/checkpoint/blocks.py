@@ -75,14 +75,13 @@ def in_parallel(
     where: str,
     *,
     at_once: int = AT_ONCE,
-    silent_seconds: float = SILENT_SECONDS,
 ) -> Iterator[tuple[T, R]]:
     """Do ``work`` on several threads; each thing with its result, as they come.
 
     A read that hangs in the kernel can't be ended: its thread is left behind, and does not keep the process.
 
     Raises:
-        StorageUnavailable: none was done for ``silent_seconds``; the text says ``where``.
+        StorageUnavailable: none was done for SILENT_SECONDS; the text says ``where``.
         Exception: whatever ``work`` raises; nothing new is begun then.
     """
     waiting = deque(todo)
@@ -104,12 +103,12 @@ def in_parallel(
         threading.Thread(target=run, name="checkpoint-read", daemon=True).start()
     try:
         for _ in range(count):
-            one, result, error = done.get(timeout=silent_seconds)
+            one, result, error = done.get(timeout=SILENT_SECONDS)
             if error is not None:
                 raise error
             yield one, result
     except queue.Empty:
-        raise StorageUnavailable(f"{where} has not answered a read for {silent_seconds:.0f} s") from None
+        raise StorageUnavailable(f"{where} has not answered a read for {SILENT_SECONDS:.0f} s") from None
     finally:
         waiting.clear()
 
