@@ -85,8 +85,12 @@ def verify_command(
     console = make_console()
 
     def tell(checked: Checked) -> None:
-        if not as_json:
+        if as_json:
+            return
+        with console.capture() as line:
             console.print(_verdict_line(checked), soft_wrap=True)
+        sys.stdout.write(line.get())  # a progress bar that is shown moves down for it, for no console
+        sys.stdout.flush()
 
     with checkpoints_at(directory, place, image, time_limit) as store:
         results = store.verify(step, tell, jobs)

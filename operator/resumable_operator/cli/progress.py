@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -31,7 +32,11 @@ def bytes_bar(what: str, total: int, *, shown: bool = True) -> Iterator[Callable
         TimeRemainingColumn(),
     )
     with Progress(
-        *columns, console=console, transient=True, disable=not (shown and console.is_terminal)
+        *columns,
+        console=console,
+        transient=True,
+        disable=not (shown and console.is_terminal),
+        redirect_stdout=sys.stdout.isatty(),  # results go above the bar; into a pipe they go as they are
     ) as progress:
         task = progress.add_task(what, total=total)
         yield lambda count: progress.advance(task, count)

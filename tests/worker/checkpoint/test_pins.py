@@ -101,6 +101,13 @@ def test_a_step_that_is_not_there_names_those_that_are(store: LocalStore) -> Non
         raise AssertionError("held")
 
 
+def test_a_copied_store_can_be_held_before_its_job_begins_there(store: LocalStore) -> None:
+    """The directory of pins is made by who needs it."""
+    (store.root / "pins").rmdir()
+    with pins.held(store.location, holder="eval"):
+        assert held(store) == {name(20, 1)}
+
+
 def test_it_ends_by_itself(store: LocalStore) -> None:
     """A holder that died holds nothing once its time is over."""
     pins.give(store, Pin(name(10, 1), "dead", time.time() - 1))

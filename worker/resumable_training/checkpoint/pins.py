@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from resumable_training.checkpoint.documents import DamagedDocument, Pin, pin, unpin, unseal
-from resumable_training.checkpoint.errors import CheckpointError, NoResumePoint, StoreNotFound
+from resumable_training.checkpoint.errors import CheckpointError, NoResumePoint, StoreExists, StoreNotFound
 from resumable_training.checkpoint.listing import survey
 from resumable_training.checkpoint.store import Store
 from resumable_training.checkpoint.stores import open_store
@@ -82,11 +82,22 @@ def give(store: Store, held: Pin, file: str | None = None) -> str:
         StorageUnavailable: cannot tell whether it is held.
     """
     name = file or file_name(held.holder, held.checkpoint)
-    pin(store, name, held)
+    try:
+        pin(store, name, held)
+    except StoreNotFound:  # a copied store, whose job has not begun there yet
+        _make_directory(store)
+        pin(store, name, held)
     if store.size(f"{held.checkpoint}/{MARKER_FILE}") is None:  # looked at after: retention looks before
         unpin(store, name)
         raise NoResumePoint(f"{held.checkpoint} is not there, or not complete: it can't be held")
     return name
+
+
+def _make_directory(store: Store) -> None:
+    try:
+        store.make_directory(PINS_DIRECTORY)
+    except StoreExists:
+        return
 
 
 def take_back(store: Store, files: list[PinFile]) -> None:
