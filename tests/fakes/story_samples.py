@@ -116,6 +116,7 @@ class Life:
 
     def commit(self, ms: int = 60) -> None:
         """Save; what was noted so far is left beside the checkpoint."""
+        self.note()
         assert self._pending is not None
         committing = Committing(self.wall, self.now - self._started, self.step)
         kept = [item for item in self.histories if item.record != self._pending.record]

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from resumable_operator.cli.lately import Lately, Looks
 from resumable_operator.cli.units import percent
 from resumable_operator.decide.goodput import goodput
 from resumable_operator.decide.ledger import milliseconds
@@ -85,7 +86,7 @@ def ended(row: Row, status: JobStatus) -> Row:
     return {**row, "phase": causes[-1] if causes else "ended"}
 
 
-def plain_line(row: Row) -> str:
+def plain_line(row: Row, lately: Lately | None = None) -> str:
     """One line for a log file: fixed words, so that it can be searched."""
     text = cells(row)
     parts = [
@@ -97,6 +98,7 @@ def plain_line(row: Row) -> str:
         f"loss {text['loss']}",
         f"checkpoint {text['checkpoint']}",
         f"goodput {text['goodput']}",
+        *([lately.words] if lately is not None and lately.words else []),
     ]
     return "  ".join(parts) + (f"  ({row['reason']})" if row["reason"] else "")
 
@@ -143,6 +145,7 @@ class Display:
         self._rows: dict[int, Row] = {}  # by attempt
         self._shown: Row | None = None
         self._shown_at = float("-inf")
+        self._looks = Looks()
         self._live = Live(console=console, auto_refresh=False, transient=False) if live else None
 
     def __enter__(self) -> Self:
@@ -164,13 +167,13 @@ class Display:
         """Show ``status``. ``warning_lines`` are new since the last call; each is printed once."""
         for line in warning_lines:
             self._print(line)
-        new = row(status, now)
+        new, lately = row(status, now), self._looks.look(status.ledger)
         if not self._is_worth_showing(new, now):
             return
         if self._live:
-            self._draw(self._live, new, status)
+            self._draw(self._live, new, status, lately)
         else:
-            self._print(plain_line(new))
+            self._print(plain_line(new, lately if new["phase"] == "Running" else None))
         self._shown, self._shown_at = new, now
 
     def _is_worth_showing(self, new: Row, now: float) -> bool:
@@ -183,14 +186,16 @@ class Display:
             return waited >= REASON_SECONDS
         return waited >= PLAIN_SECONDS and new["step"] != self._shown["step"]
 
-    def _draw(self, live: Live, new: Row, status: JobStatus) -> None:
+    def _draw(self, live: Live, new: Row, status: JobStatus, lately: Lately) -> None:
         self._rows[new["attempt"]] = new
         for attempt in sorted(self._rows)[:-ATTEMPTS_SHOWN]:
             del self._rows[attempt]
         if new["attempt"]:
             self._rows.pop(0, None)  # the time before the first attempt
         rows = [ended(old, status) for old in self._rows.values()]
-        note = Text(f"{new['age_seconds']:.1f} s  {new['reason']}", overflow="ellipsis", no_wrap=True)
+        doing = f"{lately.words}  " if lately.words and status.finished_at is None else ""
+        words = f"{new['age_seconds']:.1f} s  {doing}{new['reason']}"
+        note = Text(words, overflow="ellipsis", no_wrap=True)
         live.update(Group(table(rows, self._console.width), note), refresh=True)
 
     def _print(self, line: str) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from resumable_operator.cli.display import Display
+from resumable_operator.cli.lately import Lately, Looks
 from resumable_operator.cli.output import make_console
 from resumable_operator.cli.place import Place, PlacedCommand, cluster_options, job_at
 from resumable_operator.cli.report import is_opaque, opaque_note
@@ -71,9 +72,10 @@ def _watch(source: JobSource, console: Console) -> None:
     """Follow the job: a page that is redrawn on a terminal, a line per change when piped."""
     try:
         if console.is_terminal:
+            looks = Looks()
             with Live(console=console, auto_refresh=False) as live:
                 for view in source.views():
-                    live.update(render(view), refresh=True)
+                    live.update(render(view, looks.look(view.status.ledger)), refresh=True)
         else:
             with Display(console, live=False) as display:
                 for view in source.views():
@@ -82,14 +84,14 @@ def _watch(source: JobSource, console: Console) -> None:
         return
 
 
-def render(view: StatusView) -> Group:
-    """The page for people; lines fold at the terminal's width."""
+def render(view: StatusView, lately: Lately | None = None) -> Group:
+    """The page for people; lines fold at the terminal's width. ``lately``: what earlier looks tell."""
     status = view.status
     title = Text.assemble((view.name, "bold"), "  ", (status.phase, "bold"))
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True, style="dim")
     grid.add_column(overflow="fold")
-    for name, text in _facts(view):
+    for name, text in _facts(view, lately):
         grid.add_row(name, Text(text))
     parts: list[RenderableType] = [
         title + Text(f": {status.reason}" if status.reason else ""),
@@ -101,7 +103,7 @@ def render(view: StatusView) -> Group:
     return Group(*parts)
 
 
-def _facts(view: StatusView) -> Iterator[tuple[str, str]]:
+def _facts(view: StatusView, lately: Lately | None) -> Iterator[tuple[str, str]]:
     status, numbers = view.status, view.goodput
     yield from [("run", _owner(view))] if view.pods is None else _pods(view.namespace, view.pods)
     yield (
@@ -120,6 +122,8 @@ def _facts(view: StatusView) -> Iterator[tuple[str, str]]:
         f"{percent(numbers.goodput)} = scheduling {percent(numbers.scheduling)}"
         f" x runtime {percent(numbers.runtime)}",
     )
+    if lately is not None and lately.words and status.finished_at is None:
+        yield "", lately.words
     if is_opaque(numbers):
         yield "", opaque_note(numbers)
     yield (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from resumable_operator.cli.html import palette
 from resumable_operator.cli.html.markup import Html, join, tag, text
-from resumable_operator.cli.html.plot import Chart, Key, area, boxes, dots, figure, line, stairs
+from resumable_operator.cli.html.plot import Chart, Key, area, boxes, dots, figure, line
 from resumable_operator.cli.html.scale import (
     Axis,
     Tick,
@@ -162,11 +162,6 @@ def test_a_figure_has_a_title_a_unit_marks_and_words_for_those_who_do_not_see_it
 def test_shapes_without_points_are_nothing() -> None:
     """An empty path would be an error in a browser's console."""
     assert line([], "a") == dots([], "a") == area([], "a") == boxes([], "a") == ""
-
-
-def test_stairs_hold_a_value_until_the_next() -> None:
-    """A size does not change gradually."""
-    assert stairs([(0.0, 1.0), (0.5, 0.2)]) == [(0.0, 1.0), (0.5, 1.0), (0.5, 0.2)]
 
 
 def _linear(colour: str) -> list[float]:

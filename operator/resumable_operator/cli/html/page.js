@@ -58,6 +58,7 @@
     const most = holder.clientWidth < 420 ? 4 : 6;
     const step = STEPS.find((each) => span / each <= most) || STEPS[STEPS.length - 1];
     holder.replaceChildren();
+    holder.classList.add("live");
     for (let value = Math.ceil(begin / step - 1e-9) * step; value <= begin + span * (1 + 1e-9); value += step) {
       const tick = document.createElement("span");
       const x = (value - begin) / span;
@@ -68,13 +69,70 @@
     }
   }
 
+  // Charts whose y axis follows what is seen: all ends of their lines, as drawn (x 0..10000, y 0..1000 down).
+  const fitted = [...document.querySelectorAll(".time[data-low]")].map((figure) => ({
+    layer: figure.querySelector(".layer"), gutter: figure.querySelector(".gutter"),
+    whole: figure.querySelector(".gutter").innerHTML, grid: [...figure.querySelectorAll("path.grid")],
+    low: Number(figure.dataset.low), high: Number(figure.dataset.high), log: figure.hasAttribute("data-log"),
+    ends: [...figure.querySelectorAll("path.line")].flatMap((path) =>
+      path.getAttribute("d").slice(1).split("L").map((end) => end.split(" ").map(Number))),
+  }));
+
+  function valueAt(chart, y) {
+    const part = 1 - y / 1000;
+    return chart.log ? chart.low * Math.pow(chart.high / chart.low, part) : chart.low + (chart.high - chart.low) * part;
+  }
+
+  function yAt(chart, value) {
+    const part = chart.log ? Math.log(value / chart.low) / Math.log(chart.high / chart.low)
+      : (value - chart.low) / (chart.high - chart.low);
+    return (1 - part) * 1000;
+  }
+
+  function niceStep(raw) {
+    const power = Math.pow(10, Math.floor(Math.log10(raw)));
+    return [1, 2, 2.5, 5, 10].find((factor) => factor * power >= raw * (1 - 1e-9)) * power;
+  }
+
+  function seen(chart) {  // [top, height] of what there is to see between low and high
+    let top = Infinity, bottom = -Infinity;
+    for (const [x, y] of chart.ends) {
+      if (x < low * WIDTH - 1 || x > high * WIDTH + 1) continue;
+      top = Math.min(top, y);
+      bottom = Math.max(bottom, y);
+    }
+    if (high - low >= 1 || top === Infinity) return [0, 1000];
+    const room = Math.max(0.08 * (bottom - top), 1);
+    return [Math.max(0, top - room), Math.min(1000, bottom + room) - Math.max(0, top - room)];
+  }
+
+  function fit(chart) {
+    const [top, height] = seen(chart);
+    chart.grid.forEach((path) => { path.style.display = height < 1000 ? "none" : ""; });
+    if (height >= 1000) chart.gutter.innerHTML = chart.whole; else mark(chart, top, height);
+    return [top, height];
+  }
+
+  function mark(chart, top, height) {
+    chart.gutter.replaceChildren();
+    const from = valueAt(chart, top + height), to = valueAt(chart, top), step = niceStep((to - from) / 3);
+    const digits = step < 1 ? Math.min(6, Math.ceil(-Math.log10(step) + 0.3)) : 0;
+    for (let value = Math.ceil(from / step) * step; value <= to; value += step) {
+      const label = document.createElement("span");
+      label.textContent = value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+      label.style.bottom = (100 - (yAt(chart, value) - top) / height * 100).toFixed(2) + "%";
+      chart.gutter.append(label);
+    }
+  }
+
   function show(newLow, newHigh) {
     const width = Math.min(1, Math.max(LEAST, newHigh - newLow));
     low = Math.min(1 - width, Math.max(0, newLow));
     high = low + width;
-    for (const layer of document.querySelectorAll(".time .layer")) {
-      layer.setAttribute("viewBox", `${(low * WIDTH).toFixed(4)} 0 ${(width * WIDTH).toFixed(4)} 1000`);
-    }
+    const across = `${(low * WIDTH).toFixed(4)} Y ${(width * WIDTH).toFixed(4)} H`;
+    const frame = (top, height) => across.replace("Y", top.toFixed(3)).replace("H", height.toFixed(3));
+    document.querySelectorAll(".time .layer").forEach((layer) => layer.setAttribute("viewBox", frame(0, 1000)));
+    fitted.forEach((chart) => chart.layer.setAttribute("viewBox", frame(...fit(chart))));
     document.querySelectorAll(".time .ticks").forEach(ticks);
     marks();
     document.getElementById("zoom-out").disabled = document.getElementById("zoom-all").disabled = width >= 1;

@@ -9,10 +9,10 @@ width, and zooming only changes a ``viewBox``. Coordinates: x from 0 to ``WIDTH`
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from resumable_operator.cli.html.markup import Content, Html, join, tag
-from resumable_operator.cli.html.scale import Tick
+from resumable_operator.cli.html.scale import Axis, Tick
 
 WIDTH, HEIGHT = 10_000, 1_000
 Places = Sequence[tuple[float, float]]  # (x, y), each from 0 to 1, y upwards
@@ -35,6 +35,7 @@ class Chart:
         summary: what it shows in a sentence, for those who do not see it.
         overlay: HTML above the drawing, placed by percentages.
         time: its x axis is that of the run: it zooms with the others.
+        y_axis: given, the y axis follows what is seen when it is zoomed.
     """
 
     title: str
@@ -48,14 +49,14 @@ class Chart:
     note: Content = None
     height: str = "medium"
     time: bool = False
+    y_axis: Axis | None = None
     x_unit: str = ""
     grid: bool = True
-    classes: Sequence[str] = field(default=())
 
 
 def figure(chart: Chart) -> Html:
     """The chart in its frame."""
-    lines = chart.y_ticks if chart.grid else ()
+    lines, axis = chart.y_ticks if chart.grid else (), chart.y_axis
     grid = join(tag("path", class_="grid", d=f"M0 {_y(tick.place)}h{WIDTH}") for tick in lines)
     drawing = tag(
         "svg",
@@ -76,7 +77,10 @@ def figure(chart: Chart) -> Html:
         tag("figcaption", _title(chart), _legend(chart.keys)),
         frame,
         tag("p", chart.note, class_="note") if chart.note else None,
-        class_=" ".join(["chart", *(["time"] if chart.time else []), *chart.classes]),
+        class_="chart time" if chart.time else "chart",
+        data_low=axis.low if axis else None,
+        data_high=axis.high if axis else None,
+        data_log=axis.log if axis else None,
     )
 
 
@@ -136,16 +140,6 @@ def uprights(xs: Iterable[float], css: str) -> Html:
     """Lines from the bottom to the top."""
     d = "".join(f"M{_x(x)} 0V{HEIGHT}" for x in xs)
     return tag("path", class_=f"upright {css}", d=d) if d else Html("")
-
-
-def stairs(places: Places) -> list[tuple[float, float]]:
-    """Points of a value that holds until the next one."""
-    found: list[tuple[float, float]] = []
-    for x, y in places:
-        if found:
-            found.append((x, found[-1][1]))
-        found.append((x, y))
-    return found
 
 
 def polyline(places: Places) -> str:

@@ -15,7 +15,6 @@ from resumable_operator.cli.html.plot import (
     boxes,
     line,
     percent,
-    stairs,
     uprights,
 )
 from resumable_operator.cli.html.scale import (
@@ -32,7 +31,7 @@ from resumable_operator.cli.units import duration
 from resumable_operator.cli.units import percent as share_text
 from resumable_operator.words import counted
 
-CLOSE = 0.022  # of the width: ends that are nearer than this share one mark
+CLOSE = 0.03  # of the width: ends that are nearer than this to the first of a group share its mark
 MOST_VALUES = 6
 GUESSED = 0.002  # of the age: less can't be seen
 
@@ -102,7 +101,7 @@ def _marks(endings: Sequence[Ending], x: Place) -> Iterable[Html]:
     """Numbers above the ends of attempts, as links into the table; near ones together."""
     groups: list[list[int]] = []
     for number, ending in enumerate(endings):
-        near = groups and x(ending.at_seconds) - x(endings[groups[-1][-1]].at_seconds) < CLOSE
+        near = groups and x(ending.at_seconds) - x(endings[groups[-1][0]].at_seconds) < CLOSE
         if near:
             groups[-1].append(number)
         else:
@@ -131,19 +130,28 @@ def workers(course: Course) -> Chart | None:
         return None
     x, most = across(course), max(point.size for point in course.sizes)
     axis = Axis(0.0, float(most))
-    places = stairs([(x(point.at), axis.place(point.size)) for point in course.sizes])
-    places.append((1.0, places[-1][1]))
+    ends = [*(point.at for point in course.sizes[1:]), course.age]
+    spans = [
+        (x(point.at), x(end), 0.0, axis.place(point.size))
+        for point, end in zip(course.sizes, ends, strict=True)
+        if point.size
+    ]
     least = min((point.size for point in course.sizes if point.size), default=0)
     return Chart(
         title="Workers that train",
         unit="",
         summary=f"Between {least} and {most} workers trained.",
-        drawing=join([area(places, "ink-soft"), line(places, "ink")]),
+        drawing=join([boxes(spans, "ink-soft"), *(line(_roof(span), "ink") for span in spans)]),
         y_ticks=[tick for tick in number_ticks(axis, 3) if tick.label.isdigit()],
         x_ticks=time_ticks(course.age),
         height="short",
         time=True,
     )
+
+
+def _roof(span: tuple[float, float, float, float]) -> Places:
+    left, right, _, top = span
+    return [(left, top), (right, top)]
 
 
 def steps(course: Course) -> Chart | None:
@@ -152,7 +160,7 @@ def steps(course: Course) -> Chart | None:
         return None
     x = across(course)
     axis = nice_axis([0.0, *(float(point.furthest) for point in course.points)], from_zero=True)
-    furthest = stairs([(x(point.at), axis.place(point.furthest)) for point in course.points])
+    furthest = [(x(point.at), axis.place(point.furthest)) for point in course.points]
     furthest.append((1.0, furthest[-1][1]))
     parts: list[Html] = [line(furthest, "faint dashed")]
     for group in by_attempt(course.points):
@@ -169,6 +177,7 @@ def steps(course: Course) -> Chart | None:
         summary=f"Steps over time, up to {last.furthest:,}. Those below the furthest are done again.",
         drawing=join(parts),
         y_ticks=number_ticks(axis),
+        y_axis=axis,
         x_ticks=time_ticks(course.age),
         keys=[
             Key("new steps", css_class("productive")),
@@ -224,6 +233,7 @@ def loss(course: Course) -> Chart | None:
         summary=f"Loss over time, from {values[0]:.4g} to {values[-1]:.4g}.",
         drawing=join(parts),
         y_ticks=number_ticks(axis),
+        y_axis=axis,
         x_ticks=time_ticks(course.age),
         time=True,
     )
@@ -267,6 +277,7 @@ def logged(course: Course) -> list[Chart]:
                 summary=f"{name} over time, from {points[0][1]:.4g} to {points[-1][1]:.4g}.",
                 drawing=line(places, "ink"),
                 y_ticks=number_ticks(axis, 4),
+                y_axis=axis,
                 x_ticks=time_ticks(course.age),
                 time=True,
                 height="low",
