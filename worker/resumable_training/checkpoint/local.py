@@ -70,7 +70,7 @@ class LocalStore:
         )
 
     def prepare_root(self) -> None:
-        """Make the root directory; called by preflight, and by nothing else."""
+        """Make the root directory; called by preflight and by copies."""
         with _wrapped(self.location):
             self.root.mkdir(parents=True, exist_ok=True)
 

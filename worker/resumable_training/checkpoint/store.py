@@ -42,7 +42,7 @@ class Store(Protocol):
     def advice(self) -> Advice: ...
 
     def prepare_root(self) -> None:
-        """Make the root where that is a store's own business; called by preflight, and by nothing else."""
+        """Make the root where that is a store's own business; called by preflight and by copies."""
         ...
 
     @property
