@@ -22,6 +22,7 @@ from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.output import make_console
 from resumable_operator.cli.place import Place, cluster_options
 from resumable_operator.cli.simulate_input import AXES, MACHINE_MTBF, Wish, cells_of, read_trace
+from resumable_operator.cli.simulate_measured import Measured, measured_of
 from resumable_operator.cli.simulate_view import as_csv, plain, render
 from resumable_operator.simulate.account import Outcome
 from resumable_operator.simulate.failures import Trace
@@ -142,22 +143,18 @@ def simulate_command(
       rtj simulate --workers 16 --min 8 --spot 12h:0.25:1h --notice 30s,2m
       rtj simulate --from-run runs/train --workers 64 --machine-mtbf 100d --interval auto
     """
-    measured: dict[str, dict[str, str]] = {"axes": {}, "costs": {}}
-    if from_run is not None:
-        from resumable_operator.cli.simulate_measured import measured_of
-
-        measured = measured_of(from_run, place)
+    measured = measured_of(from_run, place) if from_run is not None else Measured()
     given = {name: value for name, value in values.items() if value is not None}
     axes = {name: given[name] for name in AXES if name in given}
-    taken = {name: value for name, value in measured["axes"].items() if not _overruled(name, axes)}
+    taken = {name: value for name, value in measured.axes.items() if not _overruled(name, axes)}
     spec = _spec(job)
     if "workers" not in spec:
         spec = {**spec, "workers": {"replicas": 8}}
     wish = Wish(
         spec=spec,
         axes={**taken, **axes},
-        costs={**measured["costs"], **{name: given[name] for name, _, _ in _COSTS if name in given}},
-        least=least,
+        costs={**measured.costs, **{name: given[name] for name, _, _ in _COSTS if name in given}},
+        least=least or (None if "workers" in axes else measured.least),
         gpus=gpus,
         days=days,
         shape=weibull or 1.0,
@@ -172,7 +169,8 @@ def simulate_command(
 
 
 def _overruled(name: str, axes: dict[str, str]) -> bool:
-    return name in axes or (name == "mtbf" and "machine_mtbf" in axes)
+    """The options say otherwise. With another number of machines the whole job's MTBF is another one."""
+    return name in axes or (name == "mtbf" and ("machine_mtbf" in axes or "workers" in axes))
 
 
 def _spec(path: Path | None) -> dict[str, Any]:

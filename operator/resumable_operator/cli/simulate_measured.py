@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from resumable_operator.cli.place import Place, job_at
@@ -12,17 +13,24 @@ _SETUP = ("starting", "recovering", "resizing")  # what the ledger has the start
 _STAGES = {"rendezvous": "rendezvous", "restore": "restoring", "warmup": "warmup"}
 
 
-def measured_of(name: str, place: Place) -> dict[str, dict[str, str]]:
-    """``axes`` and ``costs`` of a run directory, or of a job in a cluster; of what it has measured only.
+@dataclass(frozen=True)
+class Measured:
+    """As ``simulate_input.Wish`` has them; only what is known. ``least``: its smallest allowed size."""
+
+    axes: dict[str, str] = field(default_factory=dict)
+    costs: dict[str, str] = field(default_factory=dict)
+    least: int | None = None
+
+
+def measured_of(name: str, place: Place) -> Measured:
+    """Of a run directory, or of a job in a cluster.
 
     Raises:
         UsageProblem: there is no such job.
     """
     with job_at(name, place) as source:
-        return {
-            "axes": axes_of(source.report(), source.view()),
-            "costs": costs_of(source.report(), source.view()),
-        }
+        report, view = source.report(), source.view()
+    return Measured(axes_of(report, view), costs_of(report, view), min(view.allowed_sizes))
 
 
 def axes_of(report: Report, view: StatusView) -> dict[str, str]:

@@ -30,15 +30,19 @@ def render(summaries: Sequence[Summary], console: Console) -> None:
     console.print(_loss_table(summaries))
     for summary in summaries:
         for reason, count in summary.failed.items():
-            where = ", ".join(f"{_heading(name)} {value}" for name, value in summary.cell.axes.items())
-            console.print(
-                f"{where or 'the job'}: {count} of {summary.lives} lives gave up: {reason[:_LONGEST_REASON]}",
-                style="yellow",
-            )
+            where = _where(summary) or "the job"
+            told = f"{where}: {count} of {summary.lives} lives gave up: {reason[:_LONGEST_REASON]}"
+            console.print(told, style="yellow")
     if len(summaries) > 1:
         best = max(summaries, key=lambda summary: summary.goodput.mean)
-        where = ", ".join(f"{_heading(name)} {value}" for name, value in best.cell.axes.items())
-        console.print(f"highest goodput: {where}: {_percent(best.goodput)} %")
+        console.print(f"highest goodput: {_where(best)}: {_percent(best.goodput)} %")
+        best = max(summaries, key=lambda summary: summary.gpu_goodput.mean)
+        console.print(f"most new steps for the GPUs: {_where(best)}: {_percent(best.gpu_goodput)} %")
+
+
+def _where(summary: Summary) -> str:
+    """Which row."""
+    return ", ".join(f"{_heading(name)} {value}" for name, value in summary.cell.axes.items())
 
 
 def _given(summary: Summary) -> str:
