@@ -28,6 +28,7 @@ from resumable_training.checkpoint.history import (
     write_history,
 )
 from resumable_training.checkpoint.local import LocalStore
+from resumable_training.checkpoint.stores import open_store
 
 COMMIT = Committing(at=9000.0, ms=10**9, step=77)
 BEGIN = Begin(at=1000.0, ms=5, attempt=2, world_size=4, job="team/gpt", job_uid="u-1")
@@ -206,3 +207,16 @@ def test_for_a_reader_far_away_it_is_shortened() -> None:
     assert len(few.steps) <= 50
     assert (few.steps[0], few.steps[-1]) == (whole.steps[0], whole.steps[-1])
     assert few.saves[-1].made == 500
+
+
+def test_object_storage_keeps_histories_as_a_directory_does(
+    s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a real server: the object of a record is replaced whole, others stay, very old ones go."""
+    monkeypatch.setattr(history, "KEPT_RECORDS", 2)
+    store, journal = open_store(s3_url), Journal(BEGIN)
+    for record in (1, 2, 3):
+        assert write_history(store, record, journal.lines(COMMIT)) == ""
+    journal.step(step(1))
+    assert write_history(store, 3, journal.lines(COMMIT)) == ""
+    assert [(item.record, len(item.steps)) for item in read_histories(store)] == [(2, 0), (3, 1)]
