@@ -112,13 +112,28 @@ LOSSES = Row(
             9,
         ),
         Panel(
-            "GPU-hours lost, by cause",
+            "GPU-hours lost, by phase",
             "GPU time in the range shown that was held and made no new step, by what it went to.",
             "gauge",
             "h",
             (Query(f"sum by (phase) (increase({GPU}, {LOST}}}[$__range])) / 3600 > 0", "{{phase}}"),),
             12,
             9,
+        ),
+        Panel(
+            "GPU-hours lost, by cause",
+            "GPU time in the range shown that interruptions cost: recoveries, and steps done again.",
+            "gauge",
+            "h",
+            (
+                Query(
+                    "sum by (cause) (increase(resumable_interruption_gpu_seconds_total"
+                    f"{{{N}}}[$__range])) / 3600",
+                    "{{cause}}",
+                ),
+            ),
+            8,
+            8,
         ),
         Panel(
             "Interruptions by cause",
@@ -131,7 +146,7 @@ LOSSES = Row(
                     "{{cause}}",
                 ),
             ),
-            12,
+            8,
             8,
         ),
         Panel(
@@ -145,7 +160,7 @@ LOSSES = Row(
                     f"(increase(resumable_interruptions_total{{{N}}}[$__range]))) > 0)"
                 ),
             ),
-            12,
+            8,
             8,
             columns={"namespace": "Namespace", "training_job": "Job", "Value": "Interruptions"},
         ),

@@ -28,6 +28,7 @@ from resumable_operator.decide.budget import remaining
 from resumable_operator.decide.goodput import goodput
 from resumable_operator.decide.ledger import milliseconds, unsettled_ms
 from resumable_operator.decide.observation import Job
+from resumable_operator.decide.stages import gpu_time_by_cause
 from resumable_operator.model import JobPhase
 from resumable_training.contract import CONTRACT_VERSION
 from resumable_training.contract import metrics as names
@@ -58,6 +59,11 @@ def _phase_gpu_seconds(job: Job, _now: float) -> Values:
 
 def _recovery_seconds(job: Job, _now: float) -> Values:
     return {stage: job.status.recovery.stage_ms.get(stage, 0) / 1000 for stage in names.RECOVERY_STAGES}
+
+
+def _interruption_gpu_seconds(job: Job, _now: float) -> Values:
+    cost = gpu_time_by_cause(job.status)
+    return {cause: cost.get(cause, 0) / 1000 for cause in names.INTERRUPTION_CAUSES}
 
 
 def _resizes(job: Job, _now: float) -> Values:
@@ -168,6 +174,12 @@ JOB_FAMILIES = (
         "From an interruption to the first step after it.",
         _recovery_seconds,
         "stage",
+    ),
+    Family(
+        names.INTERRUPTION_GPU_SECONDS_TOTAL,
+        "GPU time that interruptions cost: recoveries, and steps done again.",
+        _interruption_gpu_seconds,
+        "cause",
     ),
     Family(names.RESIZES_TOTAL, "Changes of size.", _resizes, "direction"),
     Family(

@@ -165,6 +165,7 @@ class AttemptStatus(StatusModel):
     settings_at: Time | None = None  # when they were last pushed live
     grow_ready_since: Time | None = None  # workers for a larger size are ready
     stages_before: dict[str, int] | None = None  # milliseconds by stage, when its end began (decide.stages)
+    lost_before: int = 0  # GPU-milliseconds that made nothing new, then
 
 
 class Interruption(StatusModel):
@@ -230,11 +231,14 @@ class LedgerStatus(StatusModel):
 
 
 class RecoveryStatus(StatusModel):
-    """What recoveries from interruptions took, by stage, in milliseconds (``decide.stages``)."""
+    """What interruptions cost: milliseconds by stage, GPU-milliseconds by cause (``decide.stages``)."""
 
     stage_ms: dict[str, int] = Field(default_factory=dict)  # of all that are over
     since: dict[str, int] | None = None  # stage times of the ledger when the open one began; None: none is
     attempt: int = 0  # whose interruption the open one follows
+    gpu_ms: dict[str, int] = Field(default_factory=dict)  # by cause, without what ``cause`` goes on to cost
+    cause: str = ""  # of the newest interruption, while time can be lost to it
+    gpu_before: int = 0  # GPU-milliseconds that made nothing new, when it began
 
 
 class JobStatus(StatusModel):
@@ -283,7 +287,7 @@ class JobStatus(StatusModel):
         default_factory=dict, description="All endings so far, by cause."
     )
     recovery: RecoveryStatus = Field(
-        default=RecoveryStatus(), description="What recoveries took, in milliseconds by stage."
+        default=RecoveryStatus(), description="What interruptions cost, by stage and by cause."
     )
     resizes: dict[str, int] = Field(
         default_factory=dict, description="Changes of size so far, by direction: grow, shrink."

@@ -17,6 +17,15 @@ ALERT_RULES = monitoring.rules(ALERTS)
 ALL = [*monitoring.rules(), *ALERT_RULES]
 TESTS = sorted((MONITORING / "tests").glob("*.yaml"))
 SECTIONS = ("What it means", "How to confirm", "What to do", "How to roll back")
+SPECIFIED = {  # recorded series that others rely on
+    "namespace_training_job_phase:resumable_phase_seconds:rate1h",
+    "namespace_training_job:resumable_goodput:ratio_rate1h",
+    "namespace_training_job:resumable_scheduling_goodput:ratio_rate1h",
+    "namespace_training_job:resumable_runtime_goodput:ratio_rate1h",
+    "namespace_training_job:resumable_goodput:ratio",
+    "cluster:resumable_gpu_goodput:ratio_rate1d",
+    "namespace_training_job:resumable_mtbf_seconds:increase1d",
+}
 NAMES = {
     "NoProgress",
     "CheckpointStale",
@@ -88,6 +97,11 @@ def test_ratios_are_of_sums(rule: Rule) -> None:
     if "ratio" in rule["record"]:
         assert rule["expr"].count("sum") >= 1
         assert "/" in rule["expr"]
+
+
+def test_what_is_specified_is_recorded() -> None:
+    """Names that dashboards of others may use do not change."""
+    assert monitoring.recorded() >= SPECIFIED
 
 
 def test_the_ten_alerts() -> None:

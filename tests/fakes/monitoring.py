@@ -11,7 +11,6 @@ from typing import Any
 import promql_parser as promql
 import yaml
 
-from resumable_operator.metrics import JOB_FAMILIES
 from resumable_training.contract import metrics as names
 
 ROOT = Path(__file__).parents[2]
@@ -159,8 +158,3 @@ def _walk(node: Any, inside: tuple[str, ...]) -> Iterator[Selected]:
             yield from _walk(node.rhs, inside)
         case promql.AggregateExpr() | promql.ParenExpr() | promql.UnaryExpr() | promql.SubqueryExpr():
             yield from _walk(node.expr, inside)
-
-
-def labels_of_jobs() -> dict[str, str]:
-    """Metric of jobs -> its extra label."""
-    return {family.name: family.label for family in JOB_FAMILIES}

@@ -11,7 +11,7 @@ from resumable_operator.decide.evidence import lost_members, notices
 from resumable_operator.decide.failure import TOGETHER_SECONDS, Verdict, judge
 from resumable_operator.decide.interruptions import append
 from resumable_operator.decide.requests import send_stop
-from resumable_operator.decide.stages import interrupted, note_begin
+from resumable_operator.decide.stages import charge_time, note_begin
 from resumable_operator.decide.success import excused, has_succeeded
 from resumable_operator.decide.terminal import fail, succeed
 from resumable_operator.decide.views import ended, heard_state
@@ -142,8 +142,7 @@ def _record(draft: Draft, verdict: Verdict) -> None:
         restored=attempt.restored,
         size_before=len(attempt.members),
     )
-    if not verdict.planned:
-        interrupted(draft)
+    charge_time(draft, verdict.cause, verdict.planned)
     append(draft, ending)
     spent = charge(
         draft.status.budgets, draft.spec.recovery.budgets, verdict.paying, verdict.cause, draft.now

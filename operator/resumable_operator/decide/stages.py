@@ -4,6 +4,8 @@ Pure. A recovery begins when the end of an attempt begins, with the time that it
 when the next attempt has done a step. An attempt that is interrupted before that ends one recovery and begins
 another, so that each second is in one of them. Time without any reason in it (suspended, unaccounted) is in
 none. Milliseconds here, as in the ledger; seconds on the interruption, for people.
+
+GPU time is charged to the cause of an interruption: its recovery, and the steps that are done again after it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Mapping
 
 from resumable_operator.decide import ledger
 from resumable_operator.decide.draft import Draft
-from resumable_operator.model import Interruption, LedgerStatus, RecoveryStatus
+from resumable_operator.model import Interruption, JobStatus, LedgerStatus
 from resumable_training.contract.metrics import RECOVERY_STAGES
 
 STAGE_OF = {
@@ -25,6 +27,9 @@ STAGE_OF = {
     ledger.RESTORING: "restore",
     ledger.WARMUP: "warmup",
 }
+
+
+_LOST_TO_INTERRUPTIONS = (*STAGE_OF, "rework")
 
 
 def stage_times(settled: LedgerStatus, now: int) -> dict[str, int]:
@@ -41,19 +46,53 @@ def spent(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]
     return {stage: max(0, after.get(stage, 0) - before.get(stage, 0)) for stage in RECOVERY_STAGES}
 
 
+def lost_gpu_time(settled: LedgerStatus, now: int) -> int:
+    """GPU-milliseconds until ``now`` that go into stages of recoveries, or of starts, and into rework."""
+    waiting = ledger.unsettled_ms(settled, now) if settled.open_phase in _LOST_TO_INTERRUPTIONS else 0
+    credited = sum(settled.gpu_phases.get(phase, 0) for phase in _LOST_TO_INTERRUPTIONS)
+    return credited + waiting * settled.gpus
+
+
+def gpu_time_by_cause(status: JobStatus) -> dict[str, int]:
+    """GPU-milliseconds that interruptions have cost, as far as they are settled."""
+    recovery, attempt, settled = status.recovery, status.attempt, status.ledger
+    if not recovery.cause:
+        return recovery.gpu_ms
+    until = lost_gpu_time(settled, settled.settled_at)
+    if attempt.state != "ended" and attempt.stages_before is not None:  # what follows is charged to its end
+        until = min(until, attempt.lost_before)
+    more = max(0, until - recovery.gpu_before)
+    return {**recovery.gpu_ms, recovery.cause: recovery.gpu_ms.get(recovery.cause, 0) + more}
+
+
 def note_begin(draft: Draft) -> None:
-    """The attempt begins to end: what its recovery takes counts from here, should it need one."""
+    """The attempt begins to end: what that costs counts from here."""
     if draft.attempt.stages_before is None:
-        draft.set_attempt(stages_before=stage_times(draft.status.ledger, draft.now_ms))
+        draft.set_attempt(
+            stages_before=stage_times(draft.status.ledger, draft.now_ms),
+            lost_before=lost_gpu_time(draft.status.ledger, draft.now_ms),
+        )
 
 
-def interrupted(draft: Draft) -> None:
-    """The attempt's end was an interruption: a recovery begins, at the cost of one that goes on."""
-    before = draft.attempt.stages_before
+def charge_time(draft: Draft, cause: str, planned: bool) -> None:
+    """What the attempt's end costs is charged to its cause.
+
+    After an interruption a recovery begins, and ends one that goes on. What a planned end takes is nobody's
+    fault.
+    """
+    recovery, attempt = draft.status.recovery, draft.attempt
+    before = attempt.stages_before
     assert before is not None, "note_begin comes first"
-    _close(draft, before)
-    number = draft.attempt.number
-    draft.set(recovery=draft.status.recovery.model_copy(update={"since": before, "attempt": number}))
+    charged = dict(recovery.gpu_ms)
+    if recovery.cause:
+        cost = max(0, attempt.lost_before - recovery.gpu_before)
+        charged[recovery.cause] = charged.get(recovery.cause, 0) + cost
+    account = {"gpu_ms": charged, "cause": "" if planned else cause, "gpu_before": attempt.lost_before}
+    draft.set(recovery=recovery.model_copy(update=account))
+    if not planned:
+        _close(draft, before)
+        opened = {"since": before, "attempt": attempt.number}
+        draft.set(recovery=draft.status.recovery.model_copy(update=opened))
 
 
 def trains_again(draft: Draft) -> None:
@@ -69,7 +108,8 @@ def _close(draft: Draft, until: Mapping[str, int]) -> None:
     took = spent(recovery.since, until)
     total = {stage: recovery.stage_ms.get(stage, 0) + took[stage] for stage in RECOVERY_STAGES}
     endings = tuple(_with(ending, recovery.attempt, took) for ending in draft.status.interruptions)
-    draft.set(recovery=RecoveryStatus(stage_ms=total), interruptions=endings)
+    closed = recovery.model_copy(update={"stage_ms": total, "since": None})
+    draft.set(recovery=closed, interruptions=endings)
     last = draft.status.last_interruption
     if last is not None:
         draft.set(last_interruption=_with(last, recovery.attempt, took))

@@ -11,7 +11,13 @@ from world import World
 
 from resumable_operator import metrics
 from resumable_operator.decide.ledger import enter, fold_progress, hold, open_ledger
-from resumable_operator.decide.stages import STAGE_OF, spent, stage_times
+from resumable_operator.decide.stages import (
+    STAGE_OF,
+    gpu_time_by_cause,
+    lost_gpu_time,
+    spent,
+    stage_times,
+)
 from resumable_operator.model import Interruption, JobStatus, LedgerStatus
 from resumable_operator.stored import from_stored, to_stored
 from resumable_training.contract.events import ProgressReport
@@ -160,6 +166,23 @@ def test_gpu_time_of_a_job() -> None:
     assert training(template={}).job.status.ledger.gpu_phases == {}
 
 
+def test_gpu_time_is_charged_to_the_cause() -> None:
+    """Recovery and rework belong to the interruption before them, what a planned end takes to nobody."""
+    world = training(workers={"replicas": 3, "min": 1, "max": 3})
+    world.kill_rank("train-1-1", 1)
+    world.run(4.0)
+    world.preempt("train-2-1", 1.0)
+    world.run(6.0)
+    cost, ledger = gpu_time_by_cause(world.job.status), world.job.status.ledger
+    assert set(cost) == {"crash", "preempted"}
+    assert min(cost.values()) > 0
+    assert sum(cost.values()) <= lost_gpu_time(ledger, ledger.settled_at)
+    world.change_spec(workers={"replicas": 1, "min": 1, "max": 3})
+    world.run(6.0)
+    assert world.job.status.recovery.cause == ""
+    assert sum(gpu_time_by_cause(world.job.status).values()) == sum(cost.values())
+
+
 # ---- whatever happens -------------------------------------------------------------------------------------
 
 FAULTS = ("kill_rank", "kill_worker", "hang", "preempt", "room", "scale", "suspend", "resume", "operator")
@@ -200,6 +223,8 @@ def check(status: JobStatus) -> None:
     for phase, time in ledger.gpu_phases.items():
         assert 0 <= time <= 3 * GPUS * ledger.phases[phase]
         assert time % GPUS == 0
+    charged = sum(gpu_time_by_cause(status).values())
+    assert charged <= lost_gpu_time(ledger, ledger.settled_at), "each GPU-second has one cause"
     kept = [ending.stages for ending in status.interruptions if ending.stages is not None]
     for stage in RECOVERY_STAGES:
         told = sum(stages[stage] for stages in kept) * 1000
