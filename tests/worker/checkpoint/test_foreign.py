@@ -9,7 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from engine_job import Job, make_state, weight
 
-from resumable_training.checkpoint.errors import NotPlain, StateMismatch
+from resumable_training.checkpoint.errors import NoResumePoint, NotPlain, StateMismatch
 from resumable_training.checkpoint.foreign import Saved, recognise, summary
 from resumable_training.contract import env
 
@@ -137,6 +137,16 @@ def test_numbers_of_other_parameters_do_not_fit(job: Job, tmp_path: Path) -> Non
     dcp.save(theirs, checkpoint_id=tmp_path / "ckpt", no_dist=True)
     with pytest.raises(StateMismatch, match=r"optimizer.state.0.exp_avg has shape \[3, 3\]"):
         job.engine(1, resume_from=str(tmp_path / "ckpt")).restore(make_state())
+
+
+def test_a_directory_of_checkpoints_is_none(job: Job, tmp_path: Path) -> None:
+    """Named by mistake instead of one in it: said, with the newest ones."""
+    model = make_state(5.0).modules["model"].state_dict()
+    for step in ("step-900", "step-1000"):
+        dcp.save({"model": model}, checkpoint_id=tmp_path / "outputs" / step, no_dist=True)
+    (tmp_path / "outputs" / "step-1100").mkdir()
+    with pytest.raises(NoResumePoint, match=r"name one, such as .*outputs/step-1000, .*outputs/step-900"):
+        job.engine(1, resume_from=str(tmp_path / "outputs")).restore(make_state())
 
 
 class Counter:

@@ -29,13 +29,14 @@ from resumable_training.checkpoint.fence import Fence
 from resumable_training.checkpoint.fitness import Needs
 from resumable_training.checkpoint.footprint import state_bytes
 from resumable_training.checkpoint.listing import Survey, survey
-from resumable_training.checkpoint.load import Loaded, Loader, Source, look
+from resumable_training.checkpoint.load import Loaded, Loader
 from resumable_training.checkpoint.preflight import preflight
 from resumable_training.checkpoint.ranks import Ranks
 from resumable_training.checkpoint.read import NotWhole
 from resumable_training.checkpoint.reports import Fallback, RestoreReport, SaveReport
 from resumable_training.checkpoint.resume import Choice
 from resumable_training.checkpoint.save import Saver, SaveTask, SynchronousSaver
+from resumable_training.checkpoint.saved import Source, look
 from resumable_training.checkpoint.state import (
     Content,
     TrainingState,

@@ -101,8 +101,10 @@ class Landing:
 
     def _unpickled(self, whole: bytearray) -> Any:
         try:
-            return torch.load(io.BytesIO(whole), map_location="cpu", weights_only=not self._trusted)
+            return torch.load(io.BytesIO(whole), map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises nearly anything
+            if self._trusted:
+                return torch.load(io.BytesIO(whole), map_location="cpu", weights_only=False)
             why = str(error).strip().splitlines() or [repr(error)]
             refused = next((line for line in why if "GLOBAL" in line), why[0])
             raise NotPlain(f"{self.item.describe()} is no plain value: {refused}") from error
