@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -211,7 +212,7 @@ def test_the_report_says_what_it_can_not_know(team: Team) -> None:
     result = team.rtj("report", "train")
     assert result.exit_code == 0, result.output
     assert "goodput 80.0 %" in result.output
-    assert "is not kept in a cluster" in result.output
+    assert "is not in a job's status" in result.output
     assert "0 made" not in result.output
     told = json.loads(team.rtj("report", "train", "--json").output)
     assert (told["checkpoints"]["made"], told["damagedLines"]) == (None, None)
@@ -582,4 +583,23 @@ def test_of_a_job_that_really_trained(cluster_run: ClusterRun) -> None:
     verified = team.rtj("checkpoints", "verify", run.name)
     assert verified.exit_code == 0, verified.output
     assert len(verified.stdout.splitlines()) == len(found)
+    page = report_page_without_pods(team, run.name)
+    assert "<h3>Loss" in page
+    assert "could not be read" not in page
+    assert re.search(r'"points":\[.*\[[0-9.]+,40,40,', page)
+    for item in json.loads(team.rtj("report", run.name, "--json").output)["phases"]:
+        assert f">{item['seconds']:,.3f}<" in page
     team.await_no_reader()
+
+
+def report_page_without_pods(team: Team, name: str) -> str:
+    """`rtj report --html` when all of the job's pods are gone: from its status and its store alone."""
+    where = path("v1", "pods", team.namespace)
+    pods = team.api.list(where)
+    image = next(each["image"] for pod in pods for each in pod["spec"].get("initContainers") or [])
+    for pod in pods:
+        team.api.delete(f"{where}/{pod['metadata']['name']}")
+    wait_until(lambda: not team.api.list(where), SECONDS, "the job's pods to be gone")
+    result = team.rtj("report", name, "--html", "-", "--image", image)
+    assert result.exit_code == 0, result.output
+    return result.stdout

@@ -156,6 +156,15 @@ def _endings(report: Report, console: Console) -> None:
         console.print(f"({report.endings_not_shown} older ones are counted but no longer kept one by one)")
     for number, item in enumerate(report.endings, 1):
         _evidence(number, item, console)
+    _recoveries(report, console)
+
+
+def _recoveries(report: Report, console: Console) -> None:
+    """What all recoveries that are over were made of."""
+    total = sum(report.recovery_seconds.values())
+    if total:
+        parts = ", ".join(f"{stage} {duration(took)}" for stage, took in report.recovery_seconds.items())
+        console.print(f"Recoveries took {duration(total)}: {parts}")
 
 
 def _ending_table(report: Report) -> Table:

@@ -271,6 +271,36 @@ def test_a_page_of_a_job_in_a_cluster_comes_from_status_and_histories(
     assert "without the history" in less.stderr
 
 
+def test_object_storage_is_read_from_here_where_there_are_credentials(
+    cluster: Any, rtj: Any, monkeypatch: Any
+) -> None:
+    """With the job's endpoint and without a pod; what can't be reached from here is read by one after all."""
+    opened: list[tuple[str, dict[str, str]]] = []
+
+    class Bucket(Reading):
+        def __init__(self, url: str, environment: dict[str, str]) -> None:
+            opened.append((url, environment))
+
+    life = eventful()
+    mine = tuple(replace(item, begin=replace(item.begin, job_uid="uid-1")) for item in life.histories)
+    bucket = {"bucket": "models", "prefix": "gpt", "endpoint": "https://s3.example"}
+    cluster((stored_job(life.status(), name="gpt", checkpoint={"s3": bucket}), []))
+    monkeypatch.setattr("resumable_operator.cli.cluster_source.BucketStore", Bucket)
+    monkeypatch.setattr("resumable_operator.cli.cluster_source.ReaderStore", Reading)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "me")
+    monkeypatch.setattr(Bucket, "found", mine)
+    assert "<h3>Loss" in rtj("report", "gpt", "-n", "team", "--html", "-").stdout
+    assert opened == [("s3://models/gpt", {"AWS_ENDPOINT_URL": "https://s3.example"})]
+    monkeypatch.setattr(Bucket, "found", RetryableError("no route to s3.example"))
+    monkeypatch.setattr(Reading, "found", mine)
+    by_pod = rtj("report", "gpt", "-n", "team", "--html", "-")
+    assert "<h3>Loss" in by_pod.stdout
+    assert "no route to s3.example; asking a pod of the cluster" in by_pod.stderr
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    rtj("report", "gpt", "-n", "team", "--html", "-")
+    assert len(opened) == 2
+
+
 def test_histories_travel_through_a_reader_s_log(run: Any, rtj: Any) -> None:
     """`rtj checkpoints history --json` prints what the other end understands, an attempt on each line."""
     store = run.path / "checkpoints"

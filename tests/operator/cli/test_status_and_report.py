@@ -7,10 +7,11 @@ import subprocess
 import sys
 
 import pytest
+from run_samples import STATUS
 
 from resumable_operator.cli.rundir import RunDir
 from resumable_operator.cli.status_model import budgets_left
-from resumable_operator.model import BudgetStatus, JobSpec, JobStatus
+from resumable_operator.model import BudgetStatus, JobSpec, JobStatus, RecoveryStatus
 
 COMMANDS = ("status", "report")
 
@@ -65,6 +66,16 @@ def test_status_as_json_holds_all_of_it(run, rtj) -> None:
     assert told["budgetsLeft"][1] == {"name": "infrastructure", "left": 99, "limit": 100}
     assert told["lastInterruption"]["evidence"] == "worker train-1-1 is gone (killed by SIGKILL)"
     assert told["owner"] is None
+
+
+def test_the_report_says_what_recoveries_were_made_of(run, rtj) -> None:
+    """Only when there were any that are over."""
+    assert "Recoveries took" not in rtj("report", run.path).output
+    stage_ms = {"detect": 400, "reschedule": 4000, "rendezvous": 100, "restore": 900, "warmup": 600}
+    run.status(STATUS.model_copy(update={"recovery": RecoveryStatus(stage_ms=stage_ms)}))
+    told = "Recoveries took 6.0 s: detect 400 ms, reschedule 4.0 s, rendezvous 100 ms, restore 900 ms"
+    assert told in rtj("report", run.path).output
+    assert json.loads(rtj("report", run.path, "--json").output)["recoverySeconds"]["warmup"] == 0.6
 
 
 def test_budgets_forget_what_is_older_than_their_window() -> None:
