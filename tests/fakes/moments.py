@@ -115,6 +115,25 @@ def _half_checkpoints() -> list[str]:
     return [path.name for path in store.glob("step-*") if not (path / ".metadata").exists()]
 
 
+def settle_saves() -> None:
+    """The loop waits after each step until what is being saved is stored.
+
+    Steps of a test take milliseconds, and the next save would be due before the one before has landed: it is
+    then taken some steps later, and the test could not say at which.
+    """
+    _wrap("saving", "Saver", "after_step", after=_settle)
+
+
+def _settle(saver: Any) -> None:
+    engine, clock = saver._engine, saver._session.clock
+    before = clock.phase
+    while engine.busy:
+        clock.enter("checkpointing")
+        saver.poll()
+        time.sleep(0.002)
+    clock.enter(before)
+
+
 def arm() -> None:
     """Wrap the library's functions at whose calls a moment is."""
     if WISHES not in os.environ:

@@ -84,6 +84,7 @@ def wrap(run: rt.Run, model: Tiny, how: str) -> torch.nn.Module:
 def main() -> None:
     options = parse()
     moments.arm()
+    moments.settle_saves()
     run = rt.start(seed=7, checkpoint_dir=options.checkpoint_dir, save_every_steps=options.save_every_steps)
     torch.set_num_threads(1)
     model = wrap(run, Tiny(options.width, options.dropout, options.head), options.wrap)

@@ -23,6 +23,7 @@ class Job:
     job: str = "local/job"
     uid: str = "uid"
     warnings: list[str] = field(default_factory=list)
+    host: str | None = None  # an address: saves are asynchronous
 
     def engine(self, attempt: int, **config: Any) -> CheckpointEngine:
         engine = CheckpointEngine(
@@ -35,6 +36,7 @@ class Job:
             1,
             self.warnings.append,
             retry_seconds=(0.01, 0.01),
+            host=self.host,
         )
         engine.preflight()
         return engine

@@ -137,12 +137,7 @@ class AsynchronousSaver:
         self._number += 1
         report = SaveReport(task.name, task.manifest.step, task.manifest.samples, durable=False)
         self._flight = _Flight(self._number, report, started, None)
-        try:
-            smalls, is_new = self._snapshot.take(task.content)
-        except (Unsupported, NoArena) as error:
-            self._settle(f"rank {self._ranks.rank}: {error}")
-        else:
-            self._ship(task, smalls, is_new)
+        self._take_off(task)
         elapsed = round((time.monotonic() - started) * 1000)
         self._flight.report = replace(report, blocking_ms=elapsed)
         return self._flight.report
@@ -155,6 +150,20 @@ class AsynchronousSaver:
             self._fall_back(why)
         else:
             self._send_plan()
+
+    def _take_off(self, task: SaveTask) -> None:
+        """Copy and send; or have all ranks' flights end, also where this rank's script gets an error."""
+        why = f"rank {self._ranks.rank} could not take its state"
+        try:
+            smalls, is_new = self._snapshot.take(task.content)
+            why = ""
+        except (Unsupported, NoArena) as error:
+            why = f"rank {self._ranks.rank}: {error}"
+        finally:
+            if why:
+                self._settle(why)
+        if not why:
+            self._ship(task, smalls, is_new)
 
     def _ship(self, task: SaveTask, smalls: list[cargo.Small], is_new: bool) -> None:
         assert self._flight is not None

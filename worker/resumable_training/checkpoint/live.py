@@ -49,11 +49,11 @@ class Finder:
         self._state = state
         self._shape = _shape(state)
 
-    def find(self) -> list[Any]:
+    def find(self, state: TrainingState) -> list[Any]:
         """The live values, in the order of the state dict. Raises Moved."""
         try:
-            if _shape(self._state) != self._shape:
-                raise Moved("what is tracked has another shape")
+            if state is not self._state or _shape(state) != self._shape:
+                raise Moved("what is tracked is something else, or has another shape")
             return [look() for look in self._looks]
         except (KeyError, IndexError, AttributeError) as error:
             raise Moved(str(error)) from error

@@ -133,7 +133,7 @@ class Snapshot:
         if self._finder is not None and self._values is not None:
             before = self._values
             try:
-                found = self._finder.find()
+                found = self._finder.find(content.state)
             except Moved:
                 pass
             else:
