@@ -9,6 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from engine_job import Job, make_state, weight
 
+from resumable_training.checkpoint import TrainingState
 from resumable_training.checkpoint.errors import NoResumePoint, NotPlain, StateMismatch
 from resumable_training.checkpoint.foreign import Saved, recognise, summary
 from resumable_training.contract import env
@@ -137,6 +138,19 @@ def test_numbers_of_other_parameters_do_not_fit(job: Job, tmp_path: Path) -> Non
     dcp.save(theirs, checkpoint_id=tmp_path / "ckpt", no_dist=True)
     with pytest.raises(StateMismatch, match=r"optimizer.state.0.exp_avg has shape \[3, 3\]"):
         job.engine(1, resume_from=str(tmp_path / "ckpt")).restore(make_state())
+
+
+@pytest.mark.parametrize("left_out", ["0.weight", "1.weight"])
+def test_tied_weights_need_one_of_their_names(job: Job, tmp_path: Path, left_out: str) -> None:
+    """Some programs save only one; which one does not matter."""
+    theirs = torch.randn(3, 3)
+    saved = {key: theirs for key in ("0.weight", "1.weight") if key != left_out}
+    dcp.save({"model": saved}, checkpoint_id=tmp_path / "ckpt", no_dist=True)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False))
+    model[1].weight = model[0].weight
+    job.engine(1, resume_from=str(tmp_path / "ckpt")).restore(TrainingState({"model": model}))
+    assert torch.equal(model[0].weight, theirs)
+    assert model[1].weight is model[0].weight
 
 
 def test_a_directory_of_checkpoints_is_none(job: Job, tmp_path: Path) -> None:

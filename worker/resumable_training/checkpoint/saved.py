@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
 from resumable_training.checkpoint import optimizers, verify
 from resumable_training.checkpoint.blocks import Blocks
@@ -111,6 +112,20 @@ def _understood(source: Source, seen: Inspection) -> tuple[Metadata, Catalog]:
     return metadata, catalog
 
 
+def _tied(live: Mapping[str, Any]) -> dict[str, str]:
+    """Both ways: a key and another one of the same memory."""
+    first: dict[tuple[int, Shape], str] = {}
+    tied: dict[str, str] = {}
+    for key, value in live.items():
+        if not isinstance(value, torch.Tensor) or not value.numel():
+            continue
+        local = value.to_local() if isinstance(value, DTensor) else value
+        other = first.setdefault((local.data_ptr(), shape_of(value)), key)
+        if other != key:
+            tied.update({key: other, other: key})
+    return tied
+
+
 class SavedState:
     """Keys, shapes and paths of one checkpoint, and reading it. All ranks make one, and read together."""
 
@@ -140,6 +155,9 @@ class SavedState:
             modules[paths[key][0]][key.partition(".")[2]] = shape_of(value)
         groups = {name: optimizers.group_names(state, name) for name in state.optimizers}
         self.layout = recognise(saved, modules, groups)
+        for twin, key in _tied(live).items():  # some programs save only one of two names
+            if twin not in self.layout.stored and key in self.layout.stored:
+                self.layout.add(paths[twin], self.layout.stored[key])
         self.stored, self.paths = self.layout.stored, self.layout.paths
         self.described = {key: self.described[stored] for key, stored in self.stored.items()}
 
