@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from resumable_operator.cli.html.markup import Html, join, tag
 from resumable_operator.cli.html.palette import STAGES, css_class
-from resumable_operator.cli.html.plot import Chart, Key, dots, line, percent, uprights
+from resumable_operator.cli.html.plot import Chart, Key, Places, dots, line, percent, uprights
 from resumable_operator.cli.html.scale import (
     Axis,
     Tick,
@@ -26,6 +26,7 @@ from resumable_operator.cli.units import percent as share_text
 from resumable_operator.decide.goodput import exact_goodput
 from resumable_operator.words import counted
 
+MANY = 60
 _CURVE_POINTS = 121
 
 
@@ -43,10 +44,8 @@ def save_seconds(course: Course) -> Chart | None:
     blocking = [(x(save.at), axis.place(save.blocking_seconds or 0.0)) for save in known]
     durable = [(x(save.at), axis.place(save.durable_seconds or 0.0)) for save in known]
     parts = [
-        line(durable, "ink thin"),
-        dots(durable, "ink"),
-        line(blocking, f"{css_class('checkpointing')} thin"),
-        dots(blocking, css_class("checkpointing")),
+        _dotted(durable, "ink"),
+        _dotted(blocking, css_class("checkpointing")),
         uprights([x(save.at) for save in failed], "unplanned"),
     ]
     keys = [
@@ -76,17 +75,23 @@ def save_sizes(course: Course) -> Chart | None:
     largest = max(save.bytes or 0 for save in known)
     axis = Axis(0.0, largest * 1.15)
     places = [(x(save.at), axis.place(save.bytes or 0)) for save in known]
-    css = css_class("checkpointing")
     return Chart(
         title="Size of a checkpoint",
         unit="",
         summary=f"Checkpoints of up to {byte_size(largest)}.",
-        drawing=join([line(places, f"{css} thin"), dots(places, css)]),
+        drawing=_dotted(places, css_class("checkpointing")),
         y_ticks=byte_ticks(axis),
         x_ticks=time_ticks(course.age),
         time=True,
         height="low",
     )
+
+
+def _dotted(places: Places, css: str) -> Html:
+    """Dots with a thin line through them; of many only the dots, smaller."""
+    if len(places) > MANY:
+        return dots(places, f"{css} many")
+    return join([line(places, f"{css} thin"), dots(places, css)])
 
 
 def interval_curve(advice: IntervalAdvice) -> Chart:
@@ -96,8 +101,7 @@ def interval_curve(advice: IntervalAdvice) -> Chart:
     ratio = math.log(axis.high / axis.low) / (_CURVE_POINTS - 1)
     xs = [axis.low * math.exp(number * ratio) for number in range(_CURVE_POINTS)]
     ys = [_expected(seconds, advice) for seconds in xs]
-    scale = Axis(max(0.0, min(ys) - 0.02), min(1.0, max(ys) + 0.02 * (max(ys) - min(ys)) + 0.005))
-    scale = _round_shares(scale)
+    scale = _round_shares(Axis(max(0.0, min(ys) - 0.02), max(ys) + 0.18 * (max(ys) - min(ys)) + 0.01))
     curve = [(axis.place(seconds), scale.place(share)) for seconds, share in zip(xs, ys, strict=True)]
     spots = [(axis.place(seconds), scale.place(_expected(seconds, advice))) for seconds in marked]
     best, used = spots[0], spots[1:]
@@ -107,7 +111,7 @@ def interval_curve(advice: IntervalAdvice) -> Chart:
         x_unit="seconds of training between two saves, logarithmic",
         summary=_interval_summary(advice),
         drawing=join([line(curve, "ink"), dots([best], "best big"), dots(used, "used big")]),
-        y_ticks=[Tick(tick.place, f"{float(tick.label):g} %") for tick in _share_ticks(scale)],
+        y_ticks=_share_ticks(scale),
         x_ticks=log_time_ticks(axis),
         overlay=_spot_labels(best, used),
     )
@@ -123,13 +127,13 @@ def _expected(seconds: float, advice: IntervalAdvice) -> float:
 
 
 def _round_shares(axis: Axis) -> Axis:
-    return Axis(math.floor(axis.low * 50) / 50, min(1.0, math.ceil(axis.high * 50) / 50))
+    return Axis(math.floor(axis.low * 50) / 50, math.ceil(axis.high * 50) / 50)
 
 
 def _share_ticks(axis: Axis) -> list[Tick]:
     """In percent."""
     ticks = number_ticks(Axis(axis.low * 100, axis.high * 100), 5)
-    return [Tick(tick.place, tick.label.replace(",", "")) for tick in ticks]
+    return [Tick(tick.place, f"{float(tick.label):g} %") for tick in ticks if float(tick.label) <= 100]
 
 
 def _interval_summary(advice: IntervalAdvice) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from resumable_operator.cli.html.cost_charts import (
@@ -24,6 +25,7 @@ from resumable_operator.cli.units import percent as share_text
 from resumable_operator.words import counted
 
 _ENDING_NUMBERS = ("at", "attempt", "detected after", "recovered after", "steps redone", "workers")
+MOST_RECOVERIES = 12
 _TONES = {"Succeeded": "good", "Running": "live", "Failed": "bad"}
 
 
@@ -139,12 +141,23 @@ def endings(report: Report) -> Html:
     return section(
         "endings",
         "Interruptions and planned endings",
+        tag("p", _by_cause(report)),
         _recoveries(report),
         tag("div", _ending_table(report.endings), class_="scroll"),
         tag("p", f"{older} older ones are counted but no longer kept one by one.", class_="note")
         if older
         else None,
     )
+
+
+def _by_cause(report: Report) -> str:
+    """How many of which, the most frequent first."""
+    causes = Counter(ending.cause for ending in report.endings if not ending.planned)
+    counts = ", ".join(f"{cause} {count}" for cause, count in causes.most_common())
+    text = f"{counted(interruptions(report), 'interruption')}{': ' + counts if counts else ''}"
+    if report.interval is not None and report.interval.interruptions:
+        text += f"; one every {duration(report.interval.mtbf_seconds)} of the time that it could train"
+    return f"{text}."
 
 
 def _recoveries(report: Report) -> Html | None:
@@ -155,7 +168,8 @@ def _recoveries(report: Report) -> Html | None:
     count = len(split)
     means = {stage: sum((item.stages or {}).get(stage, 0.0) for _, item in split) / count for stage in STAGES}
     rows = [
-        _recovery_row(f"#{number} {item.cause}", item.stages or {}, longest) for number, item in split[-12:]
+        _recovery_row(f"#{number} {item.cause}", item.stages or {}, longest)
+        for number, item in split[-MOST_RECOVERIES:]
     ]
     if count > 1:
         rows.append(_recovery_row(f"mean of {count}", means, longest, "mean"))
@@ -166,7 +180,10 @@ def _recoveries(report: Report) -> Html | None:
         *(tag("th", label.lower(), scope="col", class_="num stage") for label, _ in STAGES.values()),
     )
     table = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", join(rows)), class_="recoveries")
-    caption = tag("figcaption", tag("h3", "What recoveries were made of"), stage_legend())
+    shown = min(count, MOST_RECOVERIES)
+    unit = f" the newest {shown} of {count}" if shown < count else None
+    title = tag("h3", "What recoveries were made of", tag("span", unit, class_="unit"))
+    caption = tag("figcaption", title, stage_legend())
     return tag("figure", caption, tag("div", table, class_="scroll"), class_="chart")
 
 
