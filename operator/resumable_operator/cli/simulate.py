@@ -30,8 +30,6 @@ from resumable_operator.simulate.grid import Cell, Summary, live, summarize
 
 _COSTS = (
     ("step", "time of a step at full size", "1s"),
-    ("blocking", "d: time that one save takes from training", "5s"),
-    ("durable", "from the start of a save until it is committed", "30s"),
     ("reschedule", "a new worker on a machine that is there", "30s"),
     ("detect", "stage of a restart: the failure until it is known", "10s"),
     ("setup", "stage: processes, imports, model, data", "20s"),
@@ -43,6 +41,8 @@ _AXES = {
     "workers": "machines at full size, one worker each [the spec's, or 8]",
     "spares": "more machines, whose workers wait ready [the spec's]",
     "interval": "T: work between saves, or auto [the spec's]",
+    "blocking": "d: time that one save takes from training [5s]",
+    "durable": "from the start of a save until it is committed [30s]",
     "mtbf": "M: of the whole job at full size",
     "machine_mtbf": f"of one machine [{MACHINE_MTBF}]",
     "restart": "R: sum of the stages of a restart; keeps their proportions [80s]",

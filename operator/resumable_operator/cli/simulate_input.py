@@ -20,7 +20,11 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_40
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
 AUTO = "auto"
 MACHINE_MTBF = "264d"  # 419 unexpected interruptions of 2,048 machines in 54 days (Llama 3, section 3.3.4)
-AXES = ("workers", "spares", "interval", "mtbf", "machine_mtbf", "restart", "replace", "notice")
+AXES = (
+    *("workers", "spares", "interval", "blocking", "durable", "mtbf", "machine_mtbf"),
+    *("restart", "replace", "notice"),
+)
+_VARIED_COSTS = ("blocking", "durable", "replace")
 MOST_CELLS = 1000
 
 
@@ -106,13 +110,12 @@ def _whole(chosen: Mapping[str, str], name: str) -> int | None:
 
 
 def _costs(wish: Wish, chosen: Mapping[str, str]) -> Costs:
-    given = {name: seconds(text, f"--{name}") for name, text in wish.costs.items()}
+    texts = {**wish.costs, **{name: chosen[name] for name in _VARIED_COSTS if name in chosen}}
+    given = {name: seconds(text, f"--{name}") for name, text in texts.items()}
     restart = Restart(**{name: given[name] for name in STAGES if name in given})
     if "restart" in chosen:
         restart = restart.scaled(seconds(chosen["restart"], "--restart"))
     own = {name: value for name, value in given.items() if name not in STAGES}
-    if "replace" in chosen:
-        own["replace"] = seconds(chosen["replace"], "--replace")
     costs = Costs(**own, restart=restart)
     if costs.step <= 0:
         raise UsageProblem("--step: a step takes longer than nothing")

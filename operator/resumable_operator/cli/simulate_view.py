@@ -18,7 +18,12 @@ from resumable_operator.simulate.grid import Cell, Spread, Summary
 from resumable_operator.simulate.parameters import STAGES
 from resumable_operator.words import counted
 
-_HEADINGS = {"machine_mtbf": "machine MTBF", "mtbf": "MTBF", "replace": "replaced after"}
+_HEADINGS = {
+    "machine_mtbf": "machine MTBF",
+    "mtbf": "MTBF",
+    "replace": "replaced after",
+    "blocking": "save blocks",
+}
 _LONGEST_REASON = 100
 
 
@@ -94,7 +99,7 @@ def _goodput_table(summaries: Sequence[Summary]) -> Table:
     axes, formulas = list(summaries[0].cell.axes), [summary.cell.formula() for summary in summaries]
     for name in axes:
         table.add_column(_heading(name), justify="right")
-    columns = ["goodput %", "scheduling %", "runtime %", "work %", "of GPUs %", "interruptions a day", "T"]
+    columns = ["goodput %", "scheduling %", "runtime %", "work %", "of GPUs %", "interruptions/day", "T"]
     if any(formulas):
         columns.insert(3, "by formula")
     for name in columns:
@@ -102,10 +107,8 @@ def _goodput_table(summaries: Sequence[Summary]) -> Table:
     for summary, formula in zip(summaries, formulas, strict=True):
         cells = [
             _percent(summary.goodput),
-            _percent(summary.scheduling),
-            _percent(summary.runtime),
-            _percent(summary.work),
-            _percent(summary.gpu_goodput),
+            *(f"{100 * spread.mean:.1f}" for spread in (summary.scheduling, summary.runtime)),
+            *(f"{100 * spread.mean:.1f}" for spread in (summary.work, summary.gpu_goodput)),
             f"{summary.interruptions_a_day.mean:.2f}",
             duration(summary.interval_seconds),
         ]

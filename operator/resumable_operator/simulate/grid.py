@@ -30,11 +30,16 @@ class Cell:
     mtbf_seconds: float | None = None
 
     def formula(self) -> float | None:
-        """Runtime goodput by the exact formula, for a fixed interval and independent failures."""
+        """Runtime goodput by the exact formula, for a fixed interval and independent failures.
+
+        The formula knows synchronous saves. Of others a failure takes the one in flight along, and with it
+        the work done meanwhile: that counts as a longer restart.
+        """
         if self.mtbf_seconds is None or isinstance(self.parameters.interval, str):
             return None
         costs = self.parameters.costs
-        return exact_goodput(self.parameters.interval, self.mtbf_seconds, costs.blocking, costs.restart.total)
+        lost = costs.restart.total + max(0.0, costs.durable - costs.blocking)
+        return exact_goodput(self.parameters.interval, self.mtbf_seconds, costs.blocking, lost)
 
 
 @dataclass(frozen=True)

@@ -113,13 +113,13 @@ def test_a_job_file_gives_its_numbers(tmp_path: Path) -> None:
 
 def test_a_run_gives_what_it_has_measured(run, rtj) -> None:
     """Size, step, save, restart by stage, interval and MTBF of a run directory; options overrule them."""
-    told = " ".join(rtj("simulate", *QUICK, "--from-run", run.path).output.split())
+    told = " ".join(rtj("simulate", *QUICK, "--days", "0.05", "--from-run", run.path).output.split())
     assert "3 workers of 8 GPUs (down to 1)" in told
     assert "a save stops training for 107 ms, durable after 200 ms" in told
     assert "detect 400 ms, setup 6.2 s" in told
     assert "so the job every 99.0 s" in told
     other = ("--workers", "6", "--machine-mtbf", "1d", "--blocking", "3s")
-    told = " ".join(rtj("simulate", *QUICK, "--from-run", run.path, *other).output.split())
+    told = " ".join(rtj("simulate", *QUICK, "--days", "0.05", "--from-run", run.path, *other).output.split())
     assert "6 workers of 8 GPUs (down to 6)" in told
     assert "a save stops training for 3.0 s" in told
     assert "so the job every 4 h 00 min" in told
