@@ -92,6 +92,8 @@ class ClusterSource:
         return story_of(obj, time.time(), found, notes)
 
     def _beside_the_checkpoints(self, job: Job, image: str | None) -> tuple[AttemptHistory, ...]:
+        if job.status.uses_library is False:  # nothing writes one
+            return ()
         storage = job.spec.checkpoint.s3
         if storage is not None and "AWS_ACCESS_KEY_ID" in os.environ:
             endpoint = {"AWS_ENDPOINT_URL": storage.endpoint} if storage.endpoint else {}

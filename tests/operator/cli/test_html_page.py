@@ -271,6 +271,16 @@ def test_a_page_of_a_job_in_a_cluster_comes_from_status_and_histories(
     assert "without the history" in less.stderr
 
 
+def test_no_pod_is_started_for_a_script_without_the_library(cluster: Any, rtj: Any, monkeypatch: Any) -> None:
+    """It leaves no history, so there is nothing to read."""
+    monkeypatch.setattr("resumable_operator.cli.cluster_source.ReaderStore", Reading)
+    monkeypatch.setattr(Reading, "found", RetryableError("must not be asked"))
+    cluster((stored_job(opaque(), name="gpt"), []))
+    result = rtj("report", "gpt", "-n", "team", "--html", "-")
+    assert "nobody knows how well" in result.stdout
+    assert result.stderr == ""
+
+
 def test_object_storage_is_read_from_here_where_there_are_credentials(
     cluster: Any, rtj: Any, monkeypatch: Any
 ) -> None:
