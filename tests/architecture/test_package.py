@@ -23,7 +23,9 @@ def test_wheel_installs_and_runs_without_torch(tmp_path: Path) -> None:
     pip = ("-m", "pip", "--disable-pip-version-check", "--no-input")
     _run(sys.executable, *pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, ROOT, cwd=tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
-    top = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {f"resumable_operator/cli/html/page.{kind}" for kind in ("css", "js")} <= set(names)
+    top = {name.split("/")[0] for name in names}
     assert {name for name in top if not name.endswith(".dist-info")} == {
         "resumable_operator",
         "resumable_training",
