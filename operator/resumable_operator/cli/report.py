@@ -43,7 +43,7 @@ the checkpoints, for which a short pod may be started and deleted.
 
 
 @click.command("report", cls=PlacedCommand, cluster_help=CLUSTER_HELP)
-@click.argument("job", metavar="RUN|JOB")
+@click.argument("job", metavar="RUN|JOB", required=False)  # so that we can say what --html has swallowed
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @click.option(
     "--html",
@@ -57,7 +57,7 @@ the checkpoints, for which a short pod may be started and deleted.
     "--image", help="In a cluster, with --html: image of the pod that reads. Default: the operator's."
 )
 @cluster_options
-def report_command(job: str, as_json: bool, html: str | None, image: str | None, place: Place) -> None:
+def report_command(job: str | None, as_json: bool, html: str | None, image: str | None, place: Place) -> None:
     """Say where every second of a job went and what each interruption cost.
 
     RUN is a run directory (`rtj run --dir RUN`); it may be running, ended or abandoned. With -n, JOB is a job
@@ -70,6 +70,9 @@ def report_command(job: str, as_json: bool, html: str | None, image: str | None,
     draws lies beside the checkpoints. In a cluster a short pod reads it, unless it is in object storage that
     AWS_ACCESS_KEY_ID opens.
     """
+    if job is None:
+        swallowed = f"; --html took {html} for its file: `rtj report {html} --html`" if html else ""
+        raise click.UsageError(f"which job? give RUN or JOB first{swallowed}")
     if as_json and html is not None:
         raise click.UsageError("--json and --html exclude each other")
     if image is not None and (html is None or not place.in_cluster):

@@ -209,6 +209,10 @@ def test_rtj_report_html_writes_one_file(run: Any, rtj: Any, tmp_path: Path, mon
     assert (tmp_path / "other.html").exists()
     assert rtj("report", run.path, "--html", tmp_path / "none" / "x.html").exit_code == 2
     assert rtj("report", run.path, "--html", "--json").exit_code == 2
+    swallowed = rtj("report", "--html", run.path)
+    assert swallowed.exit_code == 2
+    assert f"rtj report {run.path} --html" in swallowed.stderr
+    assert rtj("report").exit_code == 2
     assert rtj("report", run.path, "--image", "x").exit_code == 2
 
 
