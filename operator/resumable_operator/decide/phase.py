@@ -53,8 +53,8 @@ def _control_phase(draft: Draft) -> str | None:
         return None
     if attempt.state == "running":
         return ledger.RUNNING_OPAQUE if draft.status.uses_library is False else None
-    if draft.alive:
-        return _starting_phase(draft)
+    if draft.alive:  # rank 0 may be at it, and report, while others still lack their assignment
+        return None if draft.status.ledger.attempt == attempt.number else _starting_phase(draft)
     if draft.spec.suspend:
         return ledger.SUSPENDED
     return ledger.QUEUED if _starved(draft) else _starting_phase(draft)
