@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from bed.fixtures import AddNode, MakeNamespace
 from bed.kubelet_addresses import WISH
 from resumable_training.contract.labels import KIND
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 LATE = 10_000
 LYING = Path(__file__).parent.parent / "fakes" / "lying"
@@ -80,7 +81,11 @@ EDITS: dict[str, Raw] = {
 }
 
 
-@pytest.mark.parametrize("edit", EDITS)
+AT_ALL_TIMES = ("attempt lowered", "membership", "incarnations gone", "state")
+_EDITS = [pytest.param(edit, marks=() if edit in AT_ALL_TIMES else pytest.mark.soak) for edit in EDITS]
+
+
+@pytest.mark.parametrize("edit", _EDITS)
 def test_status_is_edited(cluster_run: ClusterRun, edit: str) -> None:
     """A line of the status says something else than the world: the job goes on, nothing is numbered or named
     twice. After the edit a pod is lost, so that each number and name is needed."""
@@ -140,6 +145,7 @@ def owned_secrets(run: ClusterRun) -> list[str]:
     ]
 
 
+@pytest.mark.soak
 def test_key_is_deleted(cluster_run: ClusterRun) -> None:
     """The Secret with the job's key: running pods have read it, the next pod finds it made again."""
     run = cluster_run.faking().create()
@@ -154,6 +160,7 @@ def test_key_is_deleted(cluster_run: ClusterRun) -> None:
         assert owned_secrets(run) == [name]
 
 
+@pytest.mark.soak
 def test_all_pods_are_deleted(cluster_run: ClusterRun) -> None:
     """All at once and without grace: all are made anew, under new names; training goes on where it was."""
     run = cluster_run.faking().create()
@@ -221,24 +228,32 @@ def test_address_is_used_again(
         second.remove()
 
 
-def lying(run: ClusterRun, how: str) -> None:
-    """The agent of train-1-1 will lie so, to an operator that waits for nothing."""
+def lying(run: ClusterRun, how: str) -> ClusterRun:
+    """The agent of train-1-1 will lie so."""
+    run.faking()
     lie = f"{MOUNT}/lie"
     run.container["env"] += [
         {"name": "PATH", "value": f"{LYING}:{os.environ['PATH']}"},
         {"name": "REAL_PYTHON", "value": sys.executable},
         {"name": "LIAR", "value": f"train-1-1 {how} {lie}"},
     ]
-    run.operator.kill()
-    run.operator.begin(program=other_operator.program("impatient")).await_ready()
+    return run
 
 
+@pytest.fixture
+def impatient(cluster_run: ClusterRun) -> Iterator[None]:
+    """The operator waits for nothing."""
+    cluster_run.operator.kill()
+    cluster_run.operator.begin(program=other_operator.program("impatient")).await_ready()
+    yield
+    cluster_run.operator.kill()
+
+
+@pytest.mark.usefixtures("impatient")
 def test_agent_tells_of_an_old_attempt(cluster_run: ClusterRun) -> None:
     """An agent that says, signed, that it is at an attempt before: its ranks count as gone, and as it never
     takes the next assignment either, by its own word, its pod is replaced. Nothing is the script's fault."""
-    run = cluster_run.faking()
-    lying(run, "old")
-    run.create()
+    run = lying(cluster_run, "old").create()
     with Witness(run):
         run.until_step(60)
         kept = run.life("train-0-1")
@@ -249,15 +264,12 @@ def test_agent_tells_of_an_old_attempt(cluster_run: ClusterRun) -> None:
     assert set(causes(status)) <= {"unknown", "node_lost"}
     assert status.budgets.user_error == ()
     assert status.attempt.start_step >= 40
-    run.operator.kill()
 
 
-@pytest.mark.parametrize("how", ["unsigned", "garbage"])
-def test_agent_lies(cluster_run: ClusterRun, how: str) -> None:
+@pytest.mark.usefixtures("impatient")
+def test_agent_is_not_signed(cluster_run: ClusterRun) -> None:
     """An agent that is not believed any more: training goes on for a while, then its pod is replaced."""
-    run = cluster_run.faking()
-    lying(run, how)
-    run.create()
+    run = lying(cluster_run, "unsigned").create()
     with Witness(run):
         run.until_step(60)
         kept = run.life("train-0-1")
@@ -268,4 +280,17 @@ def test_agent_lies(cluster_run: ClusterRun, how: str) -> None:
         assert run.life("train-0-1") == kept
     assert [(item.cause, item.planned) for item in status.interruptions] == [("drained", True)]
     assert status.ledger.rework_steps == 0
-    run.operator.kill()
+
+
+def test_agent_talks_garbage(cluster_run: ClusterRun) -> None:
+    """An agent whose words are no HTTP, to its neighbour either, is as good as none: a lost worker."""
+    run = lying(cluster_run, "garbage").create()
+    with Witness(run):
+        run.until_step(60)
+        kept = run.life("train-0-1")
+        (run.volume / "lie").touch()
+        assert "train-1-1" in run.until_event("AgentNotBelieved")
+        status = run.until_goes_on(2)
+        assert run.members() == ["train-0-1", "train-1-2"]
+        assert run.life("train-0-1") == kept
+    assert causes(status) == ["node_lost"]

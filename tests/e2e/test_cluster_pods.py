@@ -160,7 +160,7 @@ def test_spare(cluster_run: ClusterRun) -> None:
     """A spare takes the lost worker's place at once; a new spare is made."""
     run = cluster_run.faking().create(spares=1)
     run.until_step(30)
-    run.wait(lambda: len(run.pods()) == 3, "the spare")
+    run.until_condition("WorkersReady", "True", "AllReady")  # the spare, too
     (spare,) = set(run.pods()) - set(run.members())
     first, second = run.members()
     os.kill(run.agent(second), signal.SIGKILL)

@@ -108,9 +108,9 @@ def test_ttl(cluster_run: ClusterRun) -> None:
 
 def test_deadline(cluster_run: ClusterRun) -> None:
     """A job that is too old drains and has failed; its checkpoint stays."""
-    run = cluster_run.faking(checkpoint_every=LATE)
-    run.spec["activeDeadlineSeconds"] = 15
-    run.create()
+    run = cluster_run.faking(checkpoint_every=LATE).create()
+    run.until_step(30)
+    run.change(activeDeadlineSeconds=1)
     status = run.until_phase("Failed")
     run.wait(lambda: not run.processes(), "its processes to end")
     assert run.conditions()["Failed"] == ("True", "DeadlineExceeded")

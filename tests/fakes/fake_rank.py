@@ -2,8 +2,8 @@
 
 Started by a real agent as ``python fake_rank.py [options]``. It connects to the agent, writes the progress
 page, reports checkpoints, obeys a drain request, and resumes from a JSON file below the checkpoint
-directory when it is given one. Ranks don't talk to each other. ``--help`` lists the knobs; the options
-``--only-rank`` and ``--only-attempt`` say where the faults happen.
+directory when it is given one. Ranks don't talk to each other, but for ``--meet``. ``--help`` lists the
+knobs; the options ``--only-rank`` and ``--only-attempt`` say where the faults happen.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--setup-seconds", type=float, default=0.0, help="before it connects")
     parser.add_argument("--global-batch", type=int, default=64, help="samples per step, over all ranks")
     parser.add_argument("--checkpoint-every", type=int, default=0, help="steps; 0: only when drained")
+    parser.add_argument("--meet", action="store_true", help="none begins before all ranks are there")
     parser.add_argument("--no-connect", action="store_true", help="a script that does not use the library")
     parser.add_argument("--ignore-drain", action="store_true")
     parser.add_argument("--exit-code", type=int, default=1, help="used by --exit-at")
@@ -107,6 +108,16 @@ class FakeRank:
             while b"\n" in self.received:
                 line, self.received = self.received.split(b"\n", 1)
                 self.draining = self.draining or json.loads(line)["kind"] == rankwire.DRAIN
+
+    def meet(self) -> None:
+        """Wait for the other ranks of the attempt, as a process group does."""
+        place = Path(self.directory, f"met-{self.attempt}")
+        place.mkdir(parents=True, exist_ok=True)
+        (place / str(self.rank)).touch()
+        self.enter("rendezvous")
+        while not self.draining and len(list(place.iterdir())) < int(os.environ["WORLD_SIZE"]):
+            time.sleep(0.01)
+            self.poll()
 
     def restore(self) -> None:
         """Continue from the JSON file of the last checkpoint, if there is one."""
@@ -200,6 +211,8 @@ class FakeRank:
             print(f"grandchild {child.pid}", flush=True)
         time.sleep(self.chosen.setup_seconds)
         self.connect()
+        if self.chosen.meet:
+            self.meet()
         self.restore()
         self.fail()
         while self.progress.step < self.chosen.steps:

@@ -59,7 +59,8 @@ STORIES = {
 def play(run: ClusterRun, story: Story, directory: Path, death: Death) -> bool:
     """The story with an operator that dies so, and a fresh one after it; false when it had no such effect."""
     with mortal(run, directory, death) as process, Witness(run):
-        run.faking("--wait-at", str(BREAK_AT), "--only-attempt", "1", steps=STEPS).create(replicas=3)
+        fake = ("--meet", "--wait-at", str(BREAK_AT), "--only-attempt", "1")
+        run.faking(*fake, steps=STEPS).create(replicas=3)
         attempt = run.until(lambda status: status.attempt.state == "running", "attempt 1").attempt
         uids = run.uids()
         run.wait(lambda: step_of(attempt.members[0]) >= BREAK_AT, f"step {BREAK_AT}")
