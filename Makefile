@@ -17,10 +17,10 @@ PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3.14 p
 	if $$candidate -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
 	then echo $$candidate; break; fi; done)
 
-.PHONY: help setup demo test test-fast check format soak bench bench-operator deploy binaries cluster cluster-down demo-cluster clean
+.PHONY: help setup demo test test-fast check format soak bench bench-operator bench-checkpoint deploy binaries cluster cluster-down demo-cluster clean
 
 help:  ## Say what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  Options: PYTHON=<python 3.11 or newer>, SEED=<number> for soak, ARGS='<more arguments>' for test, soak and both benches"
 
 setup: $(STAMP)  ## Make .venv with everything in it (torch too); done once, and again when it changes
@@ -61,6 +61,9 @@ bench: $(STAMP)  ## Recovery time against torchrun, and cost of the loop; result
 
 bench-operator: $(STAMP)  ## The operator with 200 and 1,000 jobs on a real API server (about half an hour on 2 cores)
 	PYTHONPATH=tests:tests/fakes $(PY) tests/bench/bench_operator.py $(ARGS)
+
+bench-checkpoint: $(STAMP)  ## What a save and a restart cost beside torch.save and DCP; results in tests/bench/results
+	$(PY) tests/bench/bench_checkpoint.py $(ARGS)
 
 deploy: $(STAMP)  ## Write the CRD from the models and the dashboards, and render deploy/ from the chart
 	$(PY) -m resumable_operator.crd

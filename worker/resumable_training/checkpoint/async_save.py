@@ -74,10 +74,7 @@ class AsynchronousSaver:
 
     def start(self) -> None:
         """Start the writers, which get ready while the ranks restore."""
-        if self._ranks.rank == 0 and self._ranks.world_size > 1:
-            self._listener = meeting.listen(self._host)
-        port = self._listener.getsockname()[1] if self._listener else 0
-        secret, port = self._ranks.first(lambda: (secrets.token_hex(16), port))
+        secret, port = self._ranks.first(self._listen)
         self._begin = {
             "kind": "begin",
             "rank": self._ranks.rank,
@@ -92,6 +89,16 @@ class AsynchronousSaver:
             self._start_process()
         except (OSError, WriterDied) as error:
             self._warn(f"no checkpoint writer: {error}")
+
+    def _listen(self) -> tuple[str, int]:
+        """A secret of this attempt's writers, and the port at which they meet."""
+        if self._ranks.world_size == 1:
+            return "", 0
+        try:
+            self._listener = meeting.listen(self._host)
+        except OSError as error:
+            raise StorageUnavailable(f"no port for checkpoint writers on {self._host}: {error}") from error
+        return secrets.token_hex(16), self._listener.getsockname()[1]
 
     def await_ready(self) -> None:
         """All writers have come up, or all ranks save synchronously."""

@@ -1,0 +1,324 @@
+"""What a save and a restart cost, beside other ways of saving the same state (``make bench-checkpoint``).
+
+For DDP and FSDP2 at several world sizes, for a state of many tensors and for one that is mostly a single
+tensor, every way of ``checkpoint_ways`` in turn: how long the loop stands still (as a ratio to one copy of
+what a rank has to store), how much slower its steps are while a save is under way, how long until it is
+durable, bytes per rank, memory, and a restart. Building DCP's state dict is not counted against DCP.
+The table has medians; the JSON has every number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import queue
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_RESULTS = Path(__file__).parent / "results" / "checkpoint.json"
+_STEP_SECONDS = 0.02
+_SAMPLE_SECONDS = 0.02
+AIMS = {"stall": 1.15, "slow_down": 1.1, "bytes": 1.1, "memory_bytes": 64 << 20}
+
+
+def make_state(wrap: str, shape: str, megabytes: int, world_size: int) -> Any:
+    """Parameters and the two moments of AdamW, together ``megabytes``."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    from resumable_training.checkpoint import TrainingState
+
+    elements = megabytes * (1 << 20) // 12
+    if shape == "many":
+        width = 256
+        rows = [(width, width)] * max(1, elements // (width * width + width))
+        model: nn.Module = nn.Sequential(*(nn.Linear(*row) for row in rows))
+    else:
+        fat, rest = elements * 6 // 10 // 512, elements * 4 // 10 // (512 * 512)
+        model = nn.Sequential(nn.Embedding(fat, 512), *(nn.Linear(512, 512, bias=False) for _ in range(rest)))
+    if wrap == "ddp" and world_size > 1:
+        model = DistributedDataParallel(model)
+    elif wrap == "fsdp":
+        fully_shard(model, mesh=dist.init_device_mesh("cpu", (world_size,)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    return TrainingState({"model": model}, {"optimizer": optimizer})
+
+
+class Work:
+    """A step that keeps one core busy for about the same time."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._values = torch.randn(256, 256)
+        began = time.perf_counter()
+        for _ in range(20):
+            self._values @ self._values
+        self._times = max(1, round(_STEP_SECONDS / ((time.perf_counter() - began) / 20)))
+
+    def step(self) -> float:
+        began = time.perf_counter()
+        for _ in range(self._times):
+            self._values @ self._values
+        return time.perf_counter() - began
+
+
+def rank_main(rank: int, options: dict[str, Any], results: Any, pids: Any) -> None:
+    import torch
+    import torch.distributed as dist
+    from checkpoint_ways import WAYS, copy_seconds, quietly
+
+    torch.set_num_threads(1)
+    quietly()
+    log = os.open(Path(options["directory"]) / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT, 0o600)
+    os.dup2(log, 2)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(options["port"]), "RANK": str(rank)}
+    os.environ |= {"WORLD_SIZE": str(options["world_size"]), "LOCAL_RANK": str(rank)}
+    world_size = options["world_size"]
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=300))
+    way = next(way for way in WAYS if way.name == options["way"])
+    directory = Path(options["directory"])
+    state = make_state(options["wrap"], options["shape"], options["megabytes"], world_size)
+    group = dist.new_group(backend="gloo")
+    found: dict[str, Any] = {"floor": copy_seconds(state, world_size, options["wrap"] == "fsdp")}
+    work = Work()
+    pids.put(os.getpid())
+    dist.barrier()
+    running = way(state, directory, rank, group)
+    running.ready()
+    found["step"] = statistics.median(work.step() for _ in range(20))
+    found |= {"stalls": [], "durable": [], "slow_down": []}
+    for number in range(1, options["saves"] + 1):
+        running.prepare()
+        dist.barrier()
+        began = time.perf_counter()
+        running.begin(number)
+        found["stalls"].append(time.perf_counter() - began)
+        steps = []
+        while not running.landed():
+            steps.append(work.step())
+        found["durable"].append(time.perf_counter() - began)
+        if steps:
+            found["slow_down"].append(statistics.mean(steps) / found["step"])
+        dist.barrier()
+        found["bytes"] = written(running.path(number), rank)
+        if rank == 0 and number > 1:
+            shutil.rmtree(running.path(number - 1), ignore_errors=True)
+    running.before_load()
+    before, began = read_bytes(), time.perf_counter()
+    running.load(options["saves"])
+    dist.barrier()
+    found |= {"load": time.perf_counter() - began, "read": read_bytes() - before}
+    running.close()
+    results.put((rank, found))
+    results.close()
+    results.join_thread()
+    dist.barrier()
+    os._exit(0)  # some ways leave processes and threads that would be waited for
+
+
+def written(directory: Path, rank: int) -> int:
+    return sum(path.stat().st_size for path in directory.glob(f"__{rank}_*"))
+
+
+def read_bytes() -> int:
+    """That this process asked files for, from wherever they came."""
+    lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
+    return int(lines[0].split()[1])
+
+
+class Memory(threading.Thread):
+    """Memory of processes and all their children; what they share counts once."""
+
+    def __init__(self, pids: list[int]) -> None:
+        super().__init__(daemon=True)
+        self._pids = pids
+        self._over = threading.Event()
+        self.first = self._now()
+        self.most = self.first
+
+    def run(self) -> None:
+        while not self._over.wait(_SAMPLE_SECONDS):
+            self.most = max(self.most, self._now())
+
+    def stop(self) -> int:
+        self._over.set()
+        self.join()
+        return self.most - self.first
+
+    def _now(self) -> int:
+        return sum(map(_pss, _families(self._pids)))
+
+
+def _families(pids: list[int]) -> set[int]:
+    found, left = set(pids), list(pids)
+    while left:
+        try:
+            told = Path(f"/proc/{left[-1]}/task/{left.pop()}/children").read_text(encoding="ascii")
+        except OSError:
+            continue
+        children = [int(pid) for pid in told.split()]
+        found.update(children)
+        left += children
+    return found
+
+
+def _pss(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+
+
+def measure(options: dict[str, Any]) -> dict[str, Any]:
+    """One way in one setting."""
+    results, pids = _CONTEXT.Queue(), _CONTEXT.Queue()
+    with tempfile.TemporaryDirectory(dir=options["where"]) as directory:
+        options = {**options, "directory": directory, "port": _free_port()}
+        ranks = [
+            _CONTEXT.Process(target=rank_main, args=(rank, options, results, pids))
+            for rank in range(options["world_size"])
+        ]
+        for process in ranks:
+            process.start()
+        try:
+            memory = Memory([pids.get(timeout=120) for _ in ranks])
+            memory.start()
+            found = dict(results.get(timeout=600) for _ in ranks)
+            extra = memory.stop()
+        except queue.Empty:
+            for path in sorted(Path(directory).glob("rank-*.log")):
+                print(f"--- {path.name}\n{path.read_text()}", file=sys.stderr)
+            raise
+        finally:
+            for process in ranks:
+                process.join(20)
+                process.kill()
+    return summary(options, [found[rank] for rank in range(len(ranks))], extra)
+
+
+def summary(options: dict[str, Any], ranks: list[dict[str, Any]], extra: int) -> dict[str, Any]:
+    """Of the slowest rank in each save, medians over saves; ``extra`` is per rank."""
+    floor = statistics.median(rank["floor"] for rank in ranks)
+    stalls = [max(each) for each in zip(*(rank["stalls"] for rank in ranks), strict=True)]
+    durable = [max(each) for each in zip(*(rank["durable"] for rank in ranks), strict=True)]
+    slow = [value for rank in ranks for value in rank["slow_down"][1:]]
+    stall = statistics.median(stalls[1:])
+    return {
+        **{key: options[key] for key in ("way", "wrap", "shape", "world_size", "megabytes")},
+        "floor_ms": floor * 1000,
+        "first_stall_ms": stalls[0] * 1000,
+        "stall_ms": stall * 1000,
+        "stall": stall / floor,
+        "slow_down": statistics.median(slow) if slow else None,
+        "durable_ms": statistics.median(durable[1:]) * 1000,
+        "written_most": max(rank["bytes"] for rank in ranks),
+        "written": sum(rank["bytes"] for rank in ranks),
+        "read_most": max(rank["read"] for rank in ranks),
+        "read": sum(rank["read"] for rank in ranks),
+        "load_ms": max(rank["load"] for rank in ranks) * 1000,
+        "extra_bytes": extra // len(ranks),
+        "ranks": ranks,
+    }
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+_HEAD = (
+    f"{'':30}{'stall':>8}{'x copy':>8}{'first':>8}{'steps':>8}{'durable':>9}{'written':>9}{'read':>8}"
+    f"{'load':>8}{'memory':>8}\n{'':30}{'ms':>8}{'':>8}{'ms':>8}{'x':>8}{'ms':>9}"
+    f"{'MB most':>9}{'MB all':>8}{'ms':>8}{'MB':>8}"
+)
+
+
+def line(one: dict[str, Any]) -> str:
+    slow = f"{one['slow_down']:8.2f}" if one["slow_down"] else f"{'-':>8}"
+    return (
+        f"  {one['way']:28}{one['stall_ms']:8.1f}{one['stall']:8.2f}{one['first_stall_ms']:8.0f}{slow}"
+        f"{one['durable_ms']:9.0f}{one['written_most'] / 1e6:9.1f}{one['read'] / 1e6:8.0f}"
+        f"{one['load_ms']:8.0f}{one['extra_bytes'] / 1e6:8.0f}"
+    )
+
+
+def judge(results: list[dict[str, Any]]) -> list[str]:
+    """Where our own numbers miss an aim."""
+    missed = []
+    plain = {key(one): one for one in results if one["way"] == "dcp.save"}
+    for one in results:
+        if one["way"] != "resumable-training":
+            continue
+        where = f"{one['wrap']} x {one['world_size']}, {one['shape']}"
+        local = one["megabytes"] * (1 << 20) / one["world_size"]
+        told = {
+            "stall": one["stall"] / AIMS["stall"],
+            "slow-down": (one["slow_down"] or 1.0) / AIMS["slow_down"],
+            "bytes written": one["written_most"] / (AIMS["bytes"] * local),
+            "durable": one["durable_ms"] / plain[key(one)]["durable_ms"] if key(one) in plain else 0.0,
+            "memory": one["extra_bytes"] / (local + AIMS["memory_bytes"]),
+        }
+        missed += [f"{where}: {name} {value:.2f} x its aim" for name, value in told.items() if value > 1]
+    return missed
+
+
+def key(one: dict[str, Any]) -> tuple[str, str, int]:
+    return one["wrap"], one["shape"], one["world_size"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--megabytes", type=int, default=96, help="of the state")
+    parser.add_argument("--saves", type=int, default=5)
+    parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2, 4])
+    parser.add_argument("--wraps", nargs="*", default=["ddp", "fsdp"])
+    parser.add_argument("--shapes", nargs="*", default=["many", "fat"])
+    parser.add_argument("--ways", nargs="*", help="names of ways; default: all")
+    parser.add_argument("--where", default=None, help="directory for checkpoints")
+    chosen = parser.parse_args()
+    _CONTEXT.set_forkserver_preload(["torch._dynamo", "torch.distributed.fsdp", "checkpoint_ways"])
+    sys.path.insert(0, str(Path(__file__).parent))
+    from checkpoint_ways import WAYS
+
+    results = []
+    for wrap in chosen.wraps:
+        for shape in chosen.shapes:
+            for world_size in chosen.ranks:
+                print(f"{wrap}, {world_size} ranks, {chosen.megabytes} MB, {shape}\n{_HEAD}", flush=True)
+                for way in WAYS:
+                    if chosen.ways and way.name not in chosen.ways:
+                        continue
+                    setting = {"way": way.name, "wrap": wrap, "shape": shape, "world_size": world_size}
+                    setting |= {"megabytes": chosen.megabytes, "saves": chosen.saves, "where": chosen.where}
+                    results.append(measure(setting))
+                    print(line(results[-1]), flush=True)
+    _RESULTS.parent.mkdir(exist_ok=True)
+    missed = judge(results)
+    _RESULTS.write_text(json.dumps({"results": results, "missed": missed}, indent=1) + "\n")
+    print("\n".join(["", *(missed or ["All aims are met."]), f"Written to {_RESULTS}"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""When saves begin and when they count, with an engine that stores in the background."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from resumable_training.checkpoint.errors import StorageUnavailable
+from resumable_training.checkpoint.reports import SaveReport
+from resumable_training.contract import rankwire
+from resumable_training.contract.assignment import CheckpointConfig
+from resumable_training.saving import Saver
+
+
+class Engine:
+    """Lands a save when the test says so; counts what was asked of it."""
+
+    def __init__(self) -> None:
+        self.config = CheckpointConfig()
+        self.begun: list[int] = []
+        self.flight: SaveReport | None = None
+        self.last: SaveReport | None = None
+        self.outcome = {"ok": True, "bytes": 10, "durable_ms": 70}
+
+    @property
+    def busy(self) -> bool:
+        return self.flight is not None
+
+    def save(self, state: Any, *, step: int, samples: int, **_: Any) -> SaveReport:
+        assert self.flight is None
+        self.begun.append(step)
+        self.flight = SaveReport(f"step-{step}", step, samples, blocking_ms=3, durable=False)
+        return self.flight
+
+    def land(self) -> None:
+        assert self.flight is not None
+        self.last, self.flight = replace(self.flight, durable=True, **self.outcome), None
+
+    def poll(self) -> SaveReport | None:
+        return self.last if self.flight is None else None
+
+    def wait(self) -> SaveReport | None:
+        if self.flight is not None:
+            self.land()
+        return self.last
+
+
+class Session(SimpleNamespace):
+    """As much of a session as saving needs. Steps take 10 s, so that it is spoken of saves after each."""
+
+    def __init__(self, **config: Any) -> None:
+        progress = SimpleNamespace(step_seconds=10.0)
+        clock = SimpleNamespace(phase="productive", progress=progress, enter=lambda phase: None)
+        super().__init__(
+            clock=clock,
+            group=SimpleNamespace(private=None),
+            settings=CheckpointConfig(**config),
+            tracked=SimpleNamespace(optimizers={}, stateful={}),
+            launch=SimpleNamespace(rank=1),
+            main=False,  # keeps no history
+            recorder=None,
+            step=0,
+            samples=0,
+            steps_here=0,
+            seed=None,
+            datasets={},
+            extras={},
+            evaluation_depth=0,
+            evaluation_rng=b"rng",
+        )
+        self.events: list[tuple[str, int]] = []
+
+    def report(self, kind: str, **data: Any) -> None:
+        self.events.append((kind, data["step"]))
+
+    def step_once(self, saver: Saver) -> None:
+        self.step += 1
+        self.steps_here += 1
+        self.samples += 8
+        saver.after_step()
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+def started(engine: Engine, **config: Any) -> tuple[Saver, Session]:
+    session = Session(**config)
+    saver = Saver(session, engine, object())  # type: ignore[arg-type]
+    saver.start_clock()
+    return saver, session
+
+
+def test_a_save_counts_when_it_is_durable(engine: Engine) -> None:
+    """Told once, at the first boundary after it has landed; not when it begins."""
+    saver, session = started(engine, every_steps=2)
+    for _ in range(3):
+        session.step_once(saver)
+    assert (engine.begun, session.events, saver.last_step) == ([2], [], None)
+    engine.land()
+    session.step_once(saver)
+    assert session.events == [(rankwire.CHECKPOINT, 2)]
+    assert saver.last_step == 2
+    assert engine.begun == [2, 4]
+
+
+def test_a_save_that_is_due_meanwhile_is_remembered_and_not_piled_up(engine: Engine) -> None:
+    """However many are due: one, at the first boundary after the flight has landed, with the newest state."""
+    saver, session = started(engine, every_steps=2)
+    for _ in range(7):
+        session.step_once(saver)
+    assert engine.begun == [2]
+    engine.land()
+    session.step_once(saver)
+    assert engine.begun == [2, 8]
+    engine.land()
+    session.step_once(saver)
+    assert engine.begun == [2, 8]
+    session.step_once(saver)
+    assert engine.begun == [2, 8, 10]
+
+
+def test_a_save_that_fails_is_told_and_training_goes_on(engine: Engine) -> None:
+    """It does not count, and the next one begins as planned."""
+    saver, session = started(engine, every_steps=1)
+    engine.outcome = {"ok": False, "message": "full"}
+    session.step_once(saver)
+    engine.land()
+    session.step_once(saver)
+    assert session.events == [(rankwire.CHECKPOINT_FAILED, 1)]
+    assert saver.last_step is None
+    assert engine.begun == [1, 2]
+
+
+def test_the_last_save_waits_for_the_one_in_flight(engine: Engine) -> None:
+    """Of another step: both are durable. Of the same step: it is not saved twice."""
+    saver, session = started(engine, every_steps=2)
+    for _ in range(3):
+        session.step_once(saver)
+    saver.commit()
+    assert session.events == [(rankwire.CHECKPOINT, 2), (rankwire.CHECKPOINT, 3)]
+    session.step_once(saver)
+    saver.commit()
+    saver.commit()
+    assert engine.begun == [2, 3, 4]
+    assert saver.last_step == 4
+
+
+def test_the_last_save_must_succeed(engine: Engine) -> None:
+    """Nothing comes after it, so that the exit code has to tell."""
+    saver, session = started(engine, every_steps=5)
+    session.step_once(saver)
+    engine.outcome = {"ok": False, "message": "full"}
+    with pytest.raises(StorageUnavailable, match="of step 1, failed: full"):
+        saver.commit()
