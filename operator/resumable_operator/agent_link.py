@@ -61,6 +61,7 @@ class Link:
     finished: bool = False
     distrust: Distrust | None = None
     opened_at: float = field(init=False)
+    _asked: tuple[int, float] = (0, 0.0)  # attempt whose assignment was sent first when
     _heartbeat: float = HEARTBEAT_SECONDS  # as asked for
     _held: AgentState | None = None  # a state ahead of the events
     _queued: bool = False  # waits until fewer streams are being opened
@@ -103,7 +104,14 @@ class Link:
             silent_after=silent_after(self._heartbeat),
             distrust=self.distrust,
             known_since=max(self.opened_at, awake_since),
+            asked_attempt=self._asked[0],
+            asked_since=self._asked[1],
         )
+
+    def ask(self, attempt: int) -> None:
+        """Its assignment of ``attempt`` is being sent, perhaps not for the first time."""
+        if attempt != self._asked[0]:
+            self._asked = attempt, self.clock.now()
 
     def answered(self, state: AgentState) -> AgentState:
         """Take note of the state in a reply."""

@@ -111,6 +111,7 @@ class AgentPool:
             AgentUnreachable, AgentRefused
         """
         link = self._link(job_key, assignment.worker)
+        link.ask(assignment.attempt)
         spoken = replace(assignment, contract_version=link.contract_version)
         return link.answered(await link.client.assign(spoken))
 

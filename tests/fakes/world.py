@@ -131,6 +131,7 @@ class World:
         )
         self.distrust: dict[str, Distrust] = {}  # by worker: answers, and is not believed
         self.job_deleted = False
+        self.asked: dict[str, tuple[int, float]] = {}  # worker -> attempt sent to it, first try
         self.operator, self.operator_since = "", self.now  # its name, and when its process began
         self._boots = 0
         self._written_at = 0.0
@@ -191,6 +192,7 @@ class World:
     def restart_operator(self) -> None:
         """All memory of the operator is gone; streams open again at the next tick."""
         self.operator_since = self.now
+        self.asked.clear()
         for agent in self.agents.values():
             agent.last_heard = None
 
@@ -235,7 +237,16 @@ class World:
         distrust = self.distrust.get(agent.name)
         if distrust is not None:
             return Agent(agent.name, False, None, None, distrust=distrust)
-        return Agent(agent.name, connected, state, heard, known_since=self.operator_since)
+        asked, since = self.asked.get(agent.name, (0, 0.0))
+        return Agent(
+            agent.name,
+            connected,
+            state,
+            heard,
+            known_since=self.operator_since,
+            asked_attempt=asked,
+            asked_since=since,
+        )
 
     def _state(self, agent: FakeAgent) -> AgentState:
         assignment = agent.assignment
@@ -323,6 +334,8 @@ class World:
         assert assignment.attempt < status.number or assignment.digest == status.digest, (
             "sent and not reserved"
         )
+        if self.asked.get(assignment.worker, (0, 0.0))[0] != assignment.attempt:
+            self.asked[assignment.worker] = assignment.attempt, self.now
         agent = self._reachable(assignment.worker)
         if agent is None or agent.terminating:
             return

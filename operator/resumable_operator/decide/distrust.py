@@ -19,13 +19,9 @@ def note_distrust(draft: Draft) -> None:
 
     A member is remembered until it has ended: whoever could not ask it to drain had to delete it.
     """
-    running = {worker.name for worker in draft.observation.workers if worker.phase == "running"}
+    running = _running(draft)
     stays = {worker.name for worker in draft.observation.workers if not worker.deleting} & running
-    current = {
-        name: agent.distrust
-        for name, agent in draft.observation.agents.items()
-        if agent.distrust is not None and name in running
-    }
+    current = _not_believed(draft)
     before = draft.status.distrusted
     going = {name: at for name, at in before.items() if name not in stays and is_member(draft, name)}
     since = {**going, **{name: before.get(name, draft.now) for name in sorted(current)}}
@@ -36,6 +32,27 @@ def note_distrust(draft: Draft) -> None:
         draft.wake(since[name] + PATIENCE_SECONDS[distrust.kind])
     _tell(draft, {name: distrust for name, distrust in current.items() if name not in before})
     _show(draft, sorted(name for name, distrust in current.items() if distrust.kind == "key"))
+
+
+def forget_former_members(draft: Draft) -> None:
+    """The attempt whose members they were may have ended since ``note_distrust``."""
+    current, known = _not_believed(draft), draft.status.distrusted
+    kept = {name: at for name, at in known.items() if name in current or is_member(draft, name)}
+    if kept != known:
+        draft.set(distrusted=kept)
+
+
+def _running(draft: Draft) -> set[str]:
+    return {worker.name for worker in draft.observation.workers if worker.phase == "running"}
+
+
+def _not_believed(draft: Draft) -> dict[str, Distrust]:
+    running = _running(draft)
+    return {
+        name: agent.distrust
+        for name, agent in draft.observation.agents.items()
+        if agent.distrust is not None and name in running
+    }
 
 
 def ended_instead(draft: Draft, name: str) -> bool:

@@ -73,12 +73,16 @@ def _offer(draft: Draft, is_first: bool) -> dict[str, str]:
 
 
 def _mute_at(draft: Draft, worker: str) -> float:
-    """When a member that still lacks its assignment is given up. An operator that was away or too busy has
-    not asked meanwhile: its own delay proves nothing."""
+    """When a member that still lacks its assignment is given up: a while after it was asked to take it. An
+    operator that was away or too busy has not asked, and its own delay proves nothing."""
     attempt, agent = draft.attempt, draft.observation.agents.get(worker)
-    unheard_since = attempt.silent_since.get(worker, attempt.reserved_at)
-    asked_since = agent.known_since if agent is not None else unheard_since
-    return max(attempt.reserved_at, asked_since) + LONGEST_FORMING_SECONDS
+    if agent is None:
+        asked_since = max(attempt.reserved_at, attempt.silent_since.get(worker, attempt.reserved_at))
+    elif agent.asked_attempt == attempt.number:
+        asked_since = max(agent.asked_since, agent.known_since)
+    else:
+        asked_since = draft.now
+    return asked_since + LONGEST_FORMING_SECONDS
 
 
 def _give_up_on_mute_members(draft: Draft) -> None:

@@ -125,6 +125,8 @@ class Agent:
     silent_after: float = 6 * HEARTBEAT_SECONDS  # a stream that says nothing this long is silent
     distrust: Distrust | None = None  # it answers, but not as an agent that can be believed
     known_since: float = 0.0  # since when this operator, awake all the time, could talk to it
+    asked_attempt: int = 0  # whose assignment this operator has tried to send it; 0: none
+    asked_since: float = 0.0  # first try
 
 
 @dataclass(frozen=True)

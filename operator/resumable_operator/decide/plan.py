@@ -12,7 +12,7 @@ from resumable_operator.decide import draining, ending, forming, running, waitin
 from resumable_operator.decide.actions import Plan
 from resumable_operator.decide.avoid import forget_old
 from resumable_operator.decide.claim import note_operator
-from resumable_operator.decide.distrust import note_distrust
+from resumable_operator.decide.distrust import forget_former_members, note_distrust
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.evidence import gather
 from resumable_operator.decide.fold import fold_events
@@ -60,6 +60,7 @@ def decide(observation: Observation, now: float) -> Plan:
         tend_workers(draft)
         stop_zombies(draft)
     forget_old(draft)
+    forget_former_members(draft)
     settle_control_phase(draft)
     hold_gpus(draft)
     summarize(draft)

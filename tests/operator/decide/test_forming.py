@@ -75,6 +75,21 @@ def test_an_operator_that_was_away_has_not_asked(world_in_forming: World) -> Non
     assert status.interruptions == ()
 
 
+def test_an_operator_that_is_slow_has_not_asked() -> None:
+    """So busy that its next pass over the job comes minutes later: nobody is given up for that."""
+    world = World({"workers": {"replicas": 3}}, steps=100_000)
+    for _ in range(100):
+        world.step()
+        if world.job.status.attempt.state == "forming":
+            break
+        world.tick()
+    world.now += 300.0  # rank 0's agent was asked, the others not yet
+    world.run(10.0)
+    status = world.job.status
+    assert (status.attempt.number, status.attempt.state) == (1, "running")
+    assert status.interruptions == ()
+
+
 @pytest.fixture
 def world_in_forming() -> World:
     """The operator has died right after it reserved attempt 1."""
