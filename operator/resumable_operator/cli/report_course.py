@@ -43,6 +43,7 @@ ORDER = (
     "unaccounted",
 )
 assert set(ORDER) == set(LEDGER_PHASES)
+_IN_THE_LOOP = ("rework", "productive", "data_stall", "evaluating", "checkpointing")
 WINDOWS = 60  # stretches that goodput is shown for, one by one
 
 
@@ -238,10 +239,11 @@ class _Replay:
         if gap <= 0:
             return
         known, have = self._status.ledger.phases, self._ledger.phases
-        missing = {phase: max(0, known.get(phase, 0) - have.get(phase, 0)) for phase in ORDER}
+        possible = _IN_THE_LOOP if self._ledger.open_phase == book.UNACCOUNTED else ORDER
+        missing = {phase: max(0, known.get(phase, 0) - have.get(phase, 0)) for phase in possible}
         whole = sum(missing.values())
         for phase, amount in missing.items():
-            share = min(amount, amount * gap // whole) if whole else 0
+            share = amount * gap // whole if whole else 0
             self._to(book.settle(self._ledger, phase, self._ledger.settled_at + share), guessed=True)
         self._to(book.settle(self._ledger, self._status.ledger.open_phase, until), guessed=True)
         self._note_goodput()

@@ -106,11 +106,8 @@ def gather(
     told = list(history)
     ours = [item for item in histories if item.begin.job_uid in ("", uid)]
     shifts = _shifts(ours, status)
-    noted = [_seen_by_rank(item, shift) for item, shift in zip(ours, shifts, strict=True)]
-    seen = sorted(
-        (*_seen_by_agents(told, status.uses_library is True), *(each for some in noted for each in some)),
-        key=lambda each: (each.attempt, each.at),
-    )
+    noted = [each for item, shift in zip(ours, shifts, strict=True) for each in _seen_by_rank(item, shift)]
+    seen = _together(noted, _seen_by_agents(told, status.uses_library is True))
     restarts = [_restart(item, shift) for item, shift in zip(ours, shifts, strict=True)]
     restarts += _restarts_told(told)
     by_attempt = {each.attempt: each for each in sorted(restarts, key=lambda each: each.at, reverse=True)}
@@ -122,6 +119,15 @@ def gather(
         restarts=tuple(sorted(by_attempt.values(), key=lambda each: each.attempt)),
         saves=tuple(sorted(known, key=lambda save: save.at)),
     )
+
+
+def _together(noted: Sequence[Seen], told: Sequence[Seen]) -> list[Seen]:
+    """What agents tell comes a little late, so of an attempt it only counts after rank 0's own last note."""
+    last: dict[int, int] = {}
+    for each in noted:
+        last[each.attempt] = max(each.at, last.get(each.attempt, each.at))
+    later = [each for each in told if each.at > last.get(each.attempt, -1)]
+    return sorted((*noted, *later), key=lambda each: (each.attempt, each.at))
 
 
 def _fewer(seen: list[Seen]) -> tuple[Seen, ...]:
@@ -235,9 +241,11 @@ def _shift(history: AttemptHistory, ends: dict[int, int], begin: int) -> int:
 
 
 def _seen_by_rank(history: AttemptHistory, shift: int) -> list[Seen]:
+    """At the process's beginning plus all its phases, as agents reckon: so nothing is lost by rounding."""
+    started = round(history.begin.at * 1000) - history.begin.ms + shift
     return [
         Seen(
-            at=round(each.at * 1000) + shift,
+            at=started + (sum(each.phase_ms.values()) or each.ms),
             attempt=history.begin.attempt,
             step=each.step,
             samples=each.samples,
