@@ -116,3 +116,5 @@ def poll(session: Session) -> None:
     session.polls += 1
     if not session.agreement.start((session.step, session.polls), session.clock.beat):
         stop_drained(session)
+    if session.saver is not None:
+        session.saver.poll()

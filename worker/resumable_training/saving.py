@@ -204,6 +204,8 @@ class Saver:
             session.report(rankwire.CHECKPOINT, **event)
             self._note(report, event["interval_seconds"])
             return
+        if self.last_step == report.step:
+            self.last_step = None  # this rank's writer heard otherwise; rank 0's word counts
         session.report(rankwire.CHECKPOINT_FAILED, step=report.step, message=report.message)
         self._note(report, None)
 

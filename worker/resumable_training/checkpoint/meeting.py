@@ -24,6 +24,7 @@ from resumable_training.checkpoint.wire import Inbox, Message, send
 CONNECT_SECONDS = 60.0  # the port is open as long as rank 0's process lives
 _RETRY_SECONDS = 0.05
 _BACKLOG = 4096
+_STRANGERS_BYTES = 4096  # of whoever has not said hello
 
 HELLO = "hello"
 WRITE = "write"  # the directory is claimed
@@ -148,11 +149,13 @@ class Host:
         self._selector.register(connection, selectors.EVENT_READ, guest)
 
     def _hear(self, guest: _Guest) -> None:
-        messages = guest.inbox.waiting()
         with self._changed:
-            for message in messages:
-                self._take(guest, message)
-            if guest.inbox.closed:
+            try:
+                for message in guest.inbox.waiting():
+                    self._take(guest, message)
+            except (ValueError, KeyError, TypeError):  # not one of us
+                self._gone(guest)
+            if guest.inbox.closed or (guest.rank < 0 and guest.inbox.pending > _STRANGERS_BYTES):
                 self._gone(guest)
             self._changed.notify_all()
 

@@ -40,6 +40,11 @@ class Inbox:
         self.descriptors: list[int] = []  # that have come with messages, oldest first
         self.closed = False  # the other end is gone
 
+    @property
+    def pending(self) -> int:
+        """Bytes of a message that is not whole yet."""
+        return len(self._buffer)
+
     def receive(self) -> Message | None:
         """Wait for one message; None: the other end is gone."""
         while True:

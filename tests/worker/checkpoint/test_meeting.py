@@ -1,0 +1,152 @@
+"""Writers of an attempt meet: order of arrival, deaths, strangers; all in one process, over real sockets."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from resumable_training.checkpoint.errors import StorageUnavailable
+from resumable_training.checkpoint.meeting import Guest, Host, HostGone, listen
+
+OK = {"ok": True, "message": ""}
+
+
+class Meeting:
+    """A host that can be started anew on the same port, as after its writer's death."""
+
+    def __init__(self, world_size: int) -> None:
+        self.listener = listen("127.0.0.1")
+        self.address = self.listener.getsockname()
+        self.world_size = world_size
+        self.guests: list[Guest] = []
+        self.host = self.another_host()
+
+    def another_host(self) -> Host:
+        self.host = Host(self.listener.dup(), "secret", self.world_size)
+        return self.host
+
+    def guest(self, rank: int, flight: int = 1, secret: str = "secret") -> Guest:
+        self.guests.append(Guest(self.address, secret, rank, flight))
+        return self.guests[-1]
+
+
+@pytest.fixture
+def meet() -> Iterator[Callable[[int], Meeting]]:
+    made: list[Meeting] = []
+
+    def make(world_size: int) -> Meeting:
+        made.append(Meeting(world_size))
+        return made[-1]
+
+    yield make
+    for meeting in made:
+        for guest in meeting.guests:
+            guest.close()
+        meeting.listener.close()
+
+
+def in_background(work: Callable[[], Any]) -> Callable[[], Any]:
+    """Start; the result, once it is asked for."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
+    thread.start()
+
+    def result() -> Any:
+        thread.join(30)
+        assert found, "it did not end in time"
+        return found[0]
+
+    return result
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_guests_write_after_the_claim_and_hear_the_outcome(meet: Any, early: bool) -> None:
+    """Whoever comes before the flight was opened waits, whoever comes late is told at once."""
+    meeting = meet(3)
+    first = meeting.guest(1) if early else None
+    meeting.host.open(1)
+    second = meeting.guest(2)
+    meeting.host.claimed()
+    first = first or meeting.guest(1)
+    assert first.await_claim() is None
+    assert second.await_claim() is None
+    outcomes = [in_background(lambda g=guest: g.stored({"file": "x"})) for guest in (first, second)]
+    assert [one["file"] for one in meeting.host.collect()] == ["x", "x"]
+    meeting.host.close(OK)
+    assert all(outcome()["ok"] for outcome in outcomes)
+    assert meeting.guest(1).await_claim()["ok"]
+
+
+def test_a_guest_that_fails_fails_the_flight(meet: Any) -> None:
+    """With its rank and its words; it hears the same as all."""
+    meeting = meet(2)
+    meeting.host.open(1)
+    outcome = in_background(lambda: meeting.guest(1).failed("No space left on device"))
+    meeting.host.claimed()
+    with pytest.raises(StorageUnavailable, match="rank 1: No space left on device"):
+        meeting.host.collect()
+    meeting.host.close({"ok": False, "message": "failed"})
+    assert outcome()["message"] == "failed"
+
+
+def test_a_guest_that_goes_away_fails_the_flight(meet: Any) -> None:
+    """A killed writer closes its connection; nobody waits for it."""
+    meeting = meet(2)
+    meeting.host.open(1)
+    guest = meeting.guest(1)
+    meeting.host.claimed()
+    assert guest.await_claim() is None
+    guest.close()
+    with pytest.raises(StorageUnavailable, match="rank 1: its checkpoint writer went away"):
+        meeting.host.collect()
+
+
+def test_a_guest_notices_in_mid_write_that_its_flight_has_ended(meet: Any) -> None:
+    """The directory is gone by then: it must not go on."""
+    meeting = meet(2)
+    meeting.host.open(1)
+    guest = meeting.guest(1)
+    meeting.host.claimed()
+    assert guest.await_claim() is None
+    guest.look()
+    meeting.host.close({"ok": False, "message": "the disk is full"})
+    with pytest.raises(HostGone, match="the disk is full"):
+        look_until_it_raises(guest)
+
+
+def look_until_it_raises(guest: Guest) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        guest.look()
+        time.sleep(0.01)
+
+
+def test_a_guest_of_an_earlier_flight_is_sent_away(meet: Any) -> None:
+    """Also one that was waiting when a later flight began."""
+    meeting = meet(2)
+    waiting = meeting.guest(1, flight=1)
+    outcome = in_background(waiting.await_claim)
+    meeting.host.open(3)
+    assert not outcome()["ok"]
+    assert not meeting.guest(1, flight=2).await_claim()["ok"]
+
+
+@pytest.mark.parametrize(
+    "said", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 300, b"\0\0\0\2[]", b"\0\0\0\2{}", b"\0\0\0\3abc"]
+)
+def test_strangers_are_sent_away(meet: Any, said: bytes) -> None:
+    """A port scanner, or a writer of another attempt: neither joins, and the meeting goes on."""
+    meeting = meet(2)
+    meeting.host.open(1)
+    with socket.create_connection(meeting.address) as stranger, contextlib.suppress(ConnectionError):
+        stranger.settimeout(30)
+        stranger.sendall(said)
+        assert stranger.recv(100) == b""
+    with pytest.raises(HostGone):
+        meeting.guest(1, secret="another").await_claim()
+    meeting.host.claimed()
+    assert meeting.guest(1).await_claim() is None
