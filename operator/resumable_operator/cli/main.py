@@ -33,7 +33,9 @@ COMMANDS = {
     "status": Lazy(f"{_CLI}.status", "status_command", "Show what a job is doing and why."),
     "logs": Lazy(f"{_CLI}.logs", "logs_command", "Show the output of a job's ranks."),
     "report": Lazy(f"{_CLI}.report", "report_command", "Say where every second went and what failures cost."),
-    "checkpoints": Lazy(f"{_CLI}.checkpoints", "checkpoints_command", "List, verify, prune, copy, export; roll back."),
+    "checkpoints": Lazy(
+        f"{_CLI}.checkpoints", "checkpoints_command", "List, verify, prune, copy, export; roll back."
+    ),
     "suspend": Lazy(f"{_CLI}.suspend", "suspend_command", "Commit a checkpoint and give the pods back."),
     "resume": Lazy(f"{_CLI}.suspend", "resume_command", "Let a suspended job in a cluster go on."),
     "simulate": Lazy(
