@@ -95,15 +95,17 @@ def _process(process: Process, cell: Cell) -> str:
 
 
 def _goodput_table(summaries: Sequence[Summary]) -> Table:
-    table = Table(title="Goodput", title_justify="left", box=box.SIMPLE, pad_edge=False)
+    table = Table(
+        title="Goodput in %, interruptions a day, T", title_justify="left", box=box.SIMPLE, pad_edge=False
+    )
     axes, formulas = list(summaries[0].cell.axes), [summary.cell.formula() for summary in summaries]
     for name in axes:
         table.add_column(_heading(name), justify="right")
-    columns = ["goodput %", "scheduling %", "runtime %", "work %", "of GPUs %", "interruptions/day", "T"]
+    columns = ["goodput", "scheduling", "runtime", "work", "of GPUs", "interruptions", "T"]
     if any(formulas):
-        columns.insert(3, "by formula")
+        columns.insert(3, "formula")
     for name in columns:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for summary, formula in zip(summaries, formulas, strict=True):
         cells = [
             _percent(summary.goodput),

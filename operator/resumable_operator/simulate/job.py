@@ -73,6 +73,7 @@ class _Life:
         self._ranks: Ranks | None = None  # of the newest attempt that all members began
         self._members: tuple[str, ...] = ()  # of it, in order of rank
         self._attempt = 0
+        self._begun: dict[int, int] = {}  # members that have their part, by attempt
         self._committed, self._has_checkpoint = 0, False
         self._interval = 0
         self._told = False  # something that the operator hears of
@@ -349,10 +350,11 @@ class _Life:
             return
         worker.change(assignment=assignment, state="running", outcome=None)
         self._told = True
-        members = self._fleet.members(member.worker for member in assignment.members)
-        begun = [member for member in members if member.trains_in(assignment.attempt)]
-        if len(begun) == len(assignment.members):
-            self._begin_ranks(assignment)
+        self._begun[assignment.attempt] = self._begun.get(assignment.attempt, 0) + 1
+        if self._begun[assignment.attempt] == len(assignment.members):
+            members = self._fleet.members(member.worker for member in assignment.members)
+            if sum(member.trains_in(assignment.attempt) for member in members) == len(assignment.members):
+                self._begin_ranks(assignment)
 
     def _ask(self, name: str, request: Request) -> None:
         worker = self._fleet.workers.get(name)
