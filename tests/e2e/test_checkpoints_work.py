@@ -1,0 +1,51 @@
+"""What people do with checkpoints, on a run that really trains: roll it back, hold, prune, copy, export."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import moments
+import pytest
+import torch
+from local_run import rtj
+from moments import Wish
+from training_run import TrainingRun
+
+from resumable_training.contract.manifest import checkpoint_name as name
+from resumable_training.data.audit import read_records
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_roll_back_copy_and_export(training: TrainingRun, tmp_path: Path) -> None:
+    """It is stopped, goes back to step 6 and trains each sample once from there; its weights can be had."""
+    run = str(training.directory)
+    held = Wish(moments.EVALUATION, 1, 0, moments.DRAIN)
+    training.wish(held)
+    training.start_tiny(save_every=3, tiny=("--evaluate-every", "12"))
+    training.await_moment(held)  # in step 12
+    training.wait(lambda: (training.store / name(9, 1) / ".metadata").exists(), "the save of step 9")
+    refused = rtj("checkpoints", "rollback", run, "--to", "6")
+    assert refused.returncode == 2
+    assert "--suspend" in refused.stderr
+    pruned = json.loads(rtj("checkpoints", "prune", run, "--keep", "2", "--yes", "--json").stdout)
+    assert pruned["gone"] == [name(3, 1)]  # beside the running job
+    back = rtj("checkpoints", "rollback", run, "--to", "6", "--suspend")
+    assert back.returncode == 0, back.stderr + training.text()
+    assert f"the next attempt resumes {name(6, 1)}" in back.stdout
+    training.finish(5)
+    training.again()
+    training.finish()
+    training.check()
+    assert [record.parent for record in read_records(training.store)] == [None, *[name(6, 1)] * 2]
+
+    copied = rtj("checkpoints", "copy", run, str(tmp_path / "kept"))
+    assert copied.returncode == 0, copied.stderr
+    exported = rtj(
+        "checkpoints", "export", str(tmp_path / "kept"), str(tmp_path / "m.pt"), "--format", "torch"
+    )
+    assert exported.returncode == 0, exported.stderr
+    weights = torch.load(tmp_path / "m.pt", weights_only=True)
+    wanted = training.result()["weights"]
+    assert {name: value.flatten().tolist() for name, value in weights.items()} == wanted
