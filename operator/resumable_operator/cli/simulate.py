@@ -40,12 +40,12 @@ _COSTS = (
 _AXES = {
     "workers": "machines at full size, one worker each [the spec's, or 8]",
     "spares": "more machines, whose workers wait ready [the spec's]",
-    "interval": "T: work between saves, or auto [the spec's]",
-    "blocking": "d: time that one save takes from training [5s]",
+    "interval": "work between saves (T), or auto [the spec's]",
+    "blocking": "time that one save takes from training (d) [5s]",
     "durable": "from the start of a save until it is committed [30s]",
-    "mtbf": "M: of the whole job at full size",
-    "machine_mtbf": f"of one machine [{MACHINE_MTBF}]",
-    "restart": "R: sum of the stages of a restart; keeps their proportions [80s]",
+    "mtbf": "mean time between failures (M) of the whole job at full size",
+    "machine_mtbf": f"the same of one machine [{MACHINE_MTBF}]",
+    "restart": "sum of the stages of a restart (R); keeps their proportions [80s]",
     "replace": "a lost machine until another is there [15m]",
     "notice": "of a spot wave [2m]",
 }
@@ -54,11 +54,17 @@ _AXES = {
 def _options(command: Callable[..., None]) -> Callable[..., None]:
     """The options that are alike: values with commas between, and costs."""
     for name, text, default in reversed(_COSTS):
-        command = click.option(f"--{name}", metavar="TIME", help=f"{text.capitalize()} [{default}].")(command)
+        command = click.option(f"--{name}", metavar="TIME", help=f"{_sentence(text)[:-1]} [{default}].")(
+            command
+        )
     for name in reversed(AXES):
         flag = f"--{name.replace('_', '-')}"
-        command = click.option(flag, name, metavar="VALUE,...", help=f"{_AXES[name].capitalize()}.")(command)
+        command = click.option(flag, name, metavar="VALUE,...", help=f"{_sentence(_AXES[name])}")(command)
     return command
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ class _Output:
 @click.argument("job", required=False, type=click.Path(path_type=Path))
 @_options
 @click.option("--min", "least", type=click.IntRange(1), help="Goes on with so few [the spec's].")
-@click.option("--gpus", type=click.IntRange(1, 1024), default=8, show_default=True, help="Of a machine.")
+@click.option("--gpus", type=click.IntRange(1, 1024), help="Of a machine [the spec's, or 8].")
 @click.option(
     "--weibull",
     type=click.FloatRange(0.1, 10),
@@ -83,7 +89,6 @@ class _Output:
 @click.option(
     "--in-place",
     type=click.FloatRange(0, 1),
-    default=0.0,
     help="Share of failures that leave the machine good [0].",
 )
 @click.option("--racks", metavar="SIZE:MTBF", help="Also whole racks fail, e.g. 4:90d.")
@@ -112,9 +117,9 @@ class _Output:
 def simulate_command(
     job: Path | None,
     least: int | None,
-    gpus: int,
+    gpus: int | None,
     weibull: float | None,
-    in_place: float,
+    in_place: float | None,
     racks: str | None,
     spot: str | None,
     trace: Path | None,
@@ -143,7 +148,7 @@ def simulate_command(
       rtj simulate --workers 16 --min 8 --spot 12h:0.25:1h --notice 30s,2m
       rtj simulate --from-run runs/train --workers 64 --machine-mtbf 100d --interval auto
     """
-    measured = measured_of(from_run, place) if from_run is not None else Measured()
+    measured = _measured(from_run, place, with_job=job is not None)
     given = {name: value for name, value in values.items() if value is not None}
     axes = {name: given[name] for name in AXES if name in given}
     taken = {name: value for name, value in measured.axes.items() if not _overruled(name, axes)}
@@ -157,7 +162,7 @@ def simulate_command(
         least=least or (None if "workers" in axes else measured.least),
         gpus=gpus,
         days=days,
-        shape=weibull or 1.0,
+        shape=weibull,
         in_place=in_place,
         racks=racks,
         spot=spot,
@@ -166,6 +171,16 @@ def simulate_command(
     cells = cells_of(wish)
     summaries = _simulate(cells, range(seed, seed + seeds), processes, Console(stderr=True))
     _show(summaries, _Output(as_json, csv, plot))
+
+
+def _measured(from_run: str | None, place: Place, with_job: bool) -> Measured:
+    """Of the run that is named. Beside a job's file it gives costs alone: the file says the rest."""
+    if from_run is None:
+        if place.namespace or place.context or place.kubeconfig:
+            raise UsageProblem("-n, --context and --kubeconfig are for --from-run of a job in a cluster")
+        return Measured()
+    found = measured_of(from_run, place)
+    return Measured(costs=found.costs) if with_job else found
 
 
 def _overruled(name: str, axes: dict[str, str]) -> bool:

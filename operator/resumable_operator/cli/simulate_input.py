@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.decide.assign import gpus_per_worker
 from resumable_operator.model import Checkpoint
 from resumable_operator.simulate.failures import Failure, Machines, Process, Racks, SpotWaves, Trace
 from resumable_operator.simulate.grid import Cell
@@ -26,6 +27,7 @@ AXES = (
 )
 _VARIED_COSTS = ("blocking", "durable", "replace")
 MOST_CELLS = 1000
+GPUS = 8  # of a machine, where nothing says otherwise
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,10 @@ class Wish:
     axes: Mapping[str, str] = field(default_factory=dict)
     costs: Mapping[str, str] = field(default_factory=dict)
     least: int | None = None
-    gpus: int = 8
+    gpus: int | None = None
     days: float = 30.0
-    shape: float = 1.0
-    in_place: float = 0.0
+    shape: float | None = None
+    in_place: float | None = None
     racks: str | None = None
     spot: str | None = None
     trace: Trace | None = None
@@ -90,12 +92,12 @@ def _cell(wish: Wish, chosen: Mapping[str, str], shown: Mapping[str, str]) -> Ce
         spec=spec,
         costs=costs,
         interval=_interval(chosen, spec.checkpoint, costs.step),
-        gpus_per_worker=wish.gpus,
+        gpus_per_worker=wish.gpus or gpus_per_worker(spec) or GPUS,
         days=wish.days,
     )
     machine_mtbf = _machine_mtbf(wish, chosen, spec.workers.replicas)
     processes = tuple(_processes(wish, chosen, machine_mtbf))
-    alone = machine_mtbf is not None and len(processes) == 1 and wish.shape == 1.0
+    alone = machine_mtbf is not None and len(processes) == 1 and wish.shape in (None, 1.0)
     mtbf = machine_mtbf / spec.workers.replicas if alone and machine_mtbf is not None else None
     return Cell(dict(shown), parameters, processes, mtbf)
 
@@ -162,7 +164,11 @@ def _machine_mtbf(wish: Wish, chosen: Mapping[str, str], replicas: int) -> float
 
 def _processes(wish: Wish, chosen: Mapping[str, str], machine_mtbf: float | None) -> Iterator[Process]:
     if machine_mtbf is not None:
-        yield Machines(machine_mtbf, wish.shape, wish.in_place)
+        yield Machines(machine_mtbf, wish.shape or 1.0, wish.in_place or 0.0)
+    elif wish.shape is not None or wish.in_place is not None:
+        raise UsageProblem(
+            "--weibull and --in-place are of machines that fail: give --mtbf or --machine-mtbf"
+        )
     if wish.racks:
         size, mtbf = _parts(wish.racks, "--racks", "SIZE:MTBF", 2, 2)
         if not re.fullmatch(r"[1-9][0-9]*", size):
@@ -170,6 +176,8 @@ def _processes(wish: Wish, chosen: Mapping[str, str], machine_mtbf: float | None
         yield Racks(int(size), _positive(mtbf, "--racks"))
     if wish.spot:
         yield _waves(wish.spot, chosen)
+    elif "notice" in chosen:
+        raise UsageProblem("--notice is that of a spot wave: give --spot too; in a trace it is a field")
     if wish.trace is not None:
         yield wish.trace
 

@@ -25,7 +25,10 @@ metadata: {name: gpt}
 spec:
   workers: {replicas: 6, min: 3, spares: 1}
   checkpoint: {interval: {steps: 100, seconds: 300}, maxIntervalSeconds: 60}
-  template: {spec: {containers: [{name: worker, command: [python, train.py]}]}}
+  template:
+    spec:
+      containers:
+      - {name: worker, command: [python, train.py], resources: {limits: {nvidia.com/gpu: 4}}}
 """
 
 
@@ -108,7 +111,18 @@ def test_a_job_file_gives_its_numbers(tmp_path: Path) -> None:
     (found,) = cells(str(path), "--step", "2s", "--mtbf", "2h")
     assert found["intervalSeconds"] == 60.0
     output = " ".join(simulate(str(path), "--mtbf", "2h").output.split())
-    assert "6 workers of 8 GPUs (down to 3), 1 spare" in output
+    assert "6 workers of 4 GPUs (down to 3), 1 spare" in output
+
+
+def test_beside_a_job_file_a_run_gives_costs_alone(run, rtj, tmp_path: Path) -> None:
+    """The file says how large the job is to be, and how often it saves."""
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    line = ("simulate", *QUICK, path, "--from-run", run.path, "--machine-mtbf", "10d")
+    told = " ".join(rtj(*line).output.split())
+    assert "6 workers of 4 GPUs (down to 3), 1 spare" in told
+    assert "a save stops training for 107 ms" in told
+    assert "interval 40.0 s" in told
 
 
 def test_a_run_gives_what_it_has_measured(run, rtj) -> None:
@@ -214,6 +228,9 @@ def test_processes_from_the_command_line() -> None:
         (("--workers", "4", "--min", "5"), "spec.workers"),
         (("--racks", "4"), "--racks: '4' is not SIZE:MTBF"),
         (("--spot", "1d:25"), "is not a share of the machines"),
+        (("--weibull", "0.7", "--spot", "1d:0.5"), "--weibull and --in-place are of machines that fail"),
+        (("--notice", "2m"), "--notice is that of a spot wave"),
+        (("-n", "team"), "are for --from-run of a job in a cluster"),
         (("--step", "0"), "a step takes longer than nothing"),
         (("--trace", "nowhere.csv"), "cannot read nowhere.csv"),
         (("--plot", "no/such/place.svg"), "cannot write no/such/place.svg"),
