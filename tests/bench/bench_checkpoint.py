@@ -43,7 +43,7 @@ def make_state(wrap: str, shape: str, megabytes: int, world_size: int) -> Any:
 
     elements = megabytes * (1 << 20) // 12
     if shape == "many":
-        width = 256
+        width = 512
         rows = [(width, width)] * max(1, elements // (width * width + width))
         model: nn.Module = nn.Sequential(*(nn.Linear(*row) for row in rows))
     else:

@@ -29,6 +29,15 @@ class Moved(Exception):
     """Something is not where it was: build the state dict again."""
 
 
+class Names(tuple[str, ...]):
+    """Names of a group's parameters: a list in the state dict, which never changes."""
+
+    __slots__ = ()
+
+    def __deepcopy__(self, memo: object) -> Names:
+        return self
+
+
 class Finder:
     """The places of one state dict's values."""
 
@@ -96,7 +105,8 @@ def _group_place(state: TrainingState, path: Path, value: Any) -> Look | None:
     if optimizer is None or path[1] != "param_groups" or len(path) < 4:
         return None
     if path[3] == "params":
-        return lambda: value
+        names = Names(value)
+        return lambda: names
     number, attribute, inner = int(path[2]), path[3], path[4:]
 
     def look() -> Any:
@@ -115,6 +125,8 @@ def _same(live: Any, value: Any) -> bool:
             return False
         mine, its = local(live), local(value)
         return mine.shape == its.shape and mine.dtype == its.dtype and mine.data_ptr() == its.data_ptr()
+    if isinstance(live, Names):
+        return True
     return type(live) is type(value) and bool(live == value)
 
 
@@ -149,12 +161,15 @@ class Kept:
     def _one(self, key: str, value: Any) -> bytes:
         known = self._known.get(key)
         if known is None or not _unchanged(known[0], value):
-            known = self._known[key] = (copy.deepcopy(value), self._pickled(value))
+            plain = list(value) if isinstance(value, Names) else value
+            known = self._known[key] = (copy.deepcopy(value), self._pickled(plain))
         return known[1]
 
 
 def _unchanged(before: Any, now: Any) -> bool:
     """Of plain values; 1, 1.0 and True are different ones."""
+    if now is before:
+        return True  # ``before`` is a deep copy: it is the same object only where nothing in it can change
     if type(before) is not type(now):
         return False
     if isinstance(now, (list, tuple)):

@@ -43,33 +43,24 @@ class Agreed:
 
 
 @dataclass(frozen=True)
-class Look:
-    """How a tensor was when the plan was made."""
+class Looks:
+    """How tensors were when the plan was made, one list for each side of it, so that comparing is quick."""
 
-    shape: torch.Size
-    local_shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-    placements: tuple[object, ...] | None  # None: no DTensor
+    kinds: list[bool]  # whether it is a DTensor
+    shapes: list[torch.Size]
+    local_shapes: list[torch.Size]
+    dtypes: list[torch.dtype]
+    placements: list[tuple[object, ...]]  # of DTensors
 
     @staticmethod
-    def at(tensor: torch.Tensor) -> Look:
-        placements = tuple(tensor.placements) if isinstance(tensor, DTensor) else None
-        part = local(tensor)
-        return Look(tensor.shape, part.shape, part.dtype, part.device, placements)
-
-    def fits(self, tensor: torch.Tensor) -> bool:
-        if isinstance(tensor, DTensor):
-            if self.placements is None or tensor.placements != self.placements:
-                return False
-        elif self.placements is not None:
-            return False
-        part = local(tensor)
-        return (
-            part.shape == self.local_shape
-            and part.dtype is self.dtype
-            and part.device == self.device
-            and tensor.shape == self.shape
+    def at(tensors: Sequence[torch.Tensor]) -> Looks:
+        parts = [local(tensor) for tensor in tensors]
+        return Looks(
+            [isinstance(tensor, DTensor) for tensor in tensors],
+            [tensor.shape for tensor in tensors],
+            [part.shape for part in parts],
+            [part.dtype for part in parts],
+            [tensor.placements for tensor in tensors if isinstance(tensor, DTensor)],
         )
 
 
@@ -86,8 +77,8 @@ class Copy:
 class Plan:
     """``keys`` and ``looks``: all tensors, in order; ``copies``: what this rank stores of them."""
 
-    keys: tuple[str, ...]
-    looks: tuple[Look, ...]
+    keys: list[str]
+    looks: Looks
     copies: tuple[Copy, ...]
     bytes: int
 
@@ -97,10 +88,7 @@ class Plan:
 
     def fits(self, keys: Sequence[str], tensors: Sequence[torch.Tensor]) -> bool:
         """Whether it holds for these, too."""
-        return len(keys) == len(self.keys) and all(
-            key == known and look.fits(tensor)
-            for key, known, look, tensor in zip(keys, self.keys, self.looks, tensors, strict=True)
-        )
+        return keys == self.keys and Looks.at(tensors) == self.looks
 
 
 def make_plan(
@@ -139,8 +127,7 @@ def make_plan(
             whole = box.sizes == tuple(local(tensor).shape)
             copies.append(Copy(number, None if whole else box, item))
             at += -(-size // ALIGNMENT) * ALIGNMENT
-    looks = tuple(map(Look.at, tensors.values()))
-    return Plan(tuple(tensors), looks, tuple(copies), at)
+    return Plan(list(tensors), Looks.at(list(tensors.values())), tuple(copies), at)
 
 
 def _check(key: str, tensor: torch.Tensor) -> None:

@@ -106,7 +106,8 @@ class Snapshot:
         """
         moment("save.copy")
         values = self._find(content)
-        small_bytes = self._small_bytes(values)
+        blobs = self._blobs(values)
+        small_bytes = self._small_bytes(values, blobs)
         before = self.plan, self.arena
         if self.plan is None or not self.plan.fits(list(values.tensors), list(values.tensors.values())):
             self._plan(values)
@@ -114,7 +115,7 @@ class Snapshot:
         if plan.bytes + small_bytes > arena.bytes:
             self._make_arena(small_bytes)
         self._copy(values)
-        smalls = self._put_smalls(values)
+        smalls = self._put_smalls(values, blobs)
         moment("save.copied")
         return smalls, self.plan is not before[0] or self.arena is not before[1]
 
@@ -154,8 +155,8 @@ class Snapshot:
             paths = paths | {key: (key,) for key in (*texts, *more)}
         return Values({**tensors, **more}, plain, texts, paths, before.rank_0_keys | set(more))
 
-    def _small_bytes(self, values: Values) -> int:
-        return sum(map(len, values.texts.values())) + sum(map(len, self._blobs(values)))
+    def _small_bytes(self, values: Values, blobs: Sequence[bytes]) -> int:
+        return sum(map(len, values.texts.values())) + sum(map(len, blobs))
 
     def _blobs(self, values: Values) -> list[bytes]:
         return self._kept.bytes_of(list(values.plain), list(values.plain.values()))
@@ -165,7 +166,7 @@ class Snapshot:
         self.plan = planning.make_plan(
             values.tensors, values.paths, values.rank_0_keys, ranks.rank, ranks.world_size, self._agreed
         )
-        small = self._small_bytes(values)
+        small = self._small_bytes(values, self._blobs(values))
         if self.arena is None or self.plan.bytes + small > self.arena.bytes:
             self._make_arena(small)
         else:
@@ -192,9 +193,9 @@ class Snapshot:
     @torch.no_grad()
     def _copy(self, values: Values) -> None:
         plan, arena = self._laid_out()
-        tensors = list(values.tensors.values())
+        parts = [local(tensor) for tensor in values.tensors.values()]
         sources = [
-            local(tensors[copy.source]) if copy.box is None else _part(local(tensors[copy.source]), copy)
+            parts[copy.source] if copy.box is None else _part(parts[copy.source], copy)
             for copy in plan.copies
         ]
         devices = {source.device for source in sources if source.device.type == "cuda"}
@@ -206,10 +207,10 @@ class Snapshot:
             event.record(torch.cuda.current_stream(device))
             self._done.append(event)
 
-    def _put_smalls(self, values: Values) -> list[Small]:
+    def _put_smalls(self, values: Values, blobs: Sequence[bytes]) -> list[Small]:
         plan, arena = self._laid_out()
         at, smalls = plan.bytes, []
-        pickled = zip(values.plain, self._blobs(values), strict=True)
+        pickled = zip(values.plain, blobs, strict=True)
         for key, data, is_pickle in (
             *((key, data, False) for key, data in values.texts.items()),
             *((key, data, True) for key, data in pickled),
@@ -233,8 +234,8 @@ def _pickled(value: Any) -> bytes:
 
 
 def _target(arena: torch.Tensor, plan: Plan, copy: Copy) -> torch.Tensor:
-    item, look = copy.item, plan.looks[copy.source]
-    return arena[item.at : item.at + item.bytes].view(look.dtype).view(item.sizes)
+    item, dtype = copy.item, plan.looks.dtypes[copy.source]
+    return arena[item.at : item.at + item.bytes].view(dtype).view(item.sizes)
 
 
 def _part(tensor: torch.Tensor, copy: Copy) -> torch.Tensor:
