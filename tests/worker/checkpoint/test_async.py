@@ -2,12 +2,14 @@
 
 import contextlib
 import copy
+import gc
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -402,3 +404,33 @@ def test_both_kinds_of_saves_make_the_same_checkpoints(job: Job) -> None:
     assert durable(begun(job, 3), 7, make_state(3.0)).ok
     assert job.resume_points == ["step-00000007.3", "step-00000005.2", "step-00000001.1"]
     assert engine.record is not None
+
+
+def test_what_was_replaced_is_not_held(job: Job) -> None:
+    """A save holds on to no tensor: memory of replaced state is free again."""
+    engine, state = job.engine(1), layers()
+    engine.restore(state)
+    trained(state.modules["model"], state.optimizers["optimizer"])
+    assert durable(engine, 1, state).ok
+    optimizer = state.optimizers["optimizer"]
+    replaced = weakref.ref(next(iter(optimizer.state.values()))["exp_avg"].untyped_storage())
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    gc.collect()
+    assert replaced() is None
+
+
+def test_memory_that_was_short_once_may_be_there_later(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save that needs a larger arena and can't have it fails; the next one that can is stored."""
+    engine, state = begun(job), make_state(1.0)
+    assert durable(engine, 1, state).ok
+    large = {"text": "x" * (3 << 20)}
+    with monkeypatch.context() as patch:
+        patch.setattr(arena, "free_bytes", lambda: 1 << 20)
+        engine.save(state, step=2, samples=2, shared=large, per_rank={})
+        report = engine.wait()
+        assert report is not None
+        assert not report.ok
+        assert "1 MiB are free" in report.message
+    engine.save(state, step=3, samples=3, shared=large, per_rank={})
+    assert engine.wait().ok  # type: ignore[union-attr]
+    assert job.resume_points == ["step-00000003.1", "step-00000001.1"]

@@ -86,9 +86,9 @@ class Plan:
     def items(self) -> list[Item]:
         return [copy.item for copy in self.copies]
 
-    def fits(self, keys: Sequence[str], tensors: Sequence[torch.Tensor]) -> bool:
+    def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Whether it holds for these, too."""
-        return keys == self.keys and Looks.at(tensors) == self.looks
+        return list(tensors) == self.keys and Looks.at(list(tensors.values())) == self.looks
 
 
 def make_plan(

@@ -40,6 +40,16 @@ class Values:
     rank_0_keys: set[str] = field(default_factory=set)
 
 
+@dataclass(frozen=True)
+class Built:
+    """Keys of ``Values`` as last built; no tensors: those may have been replaced, and must not be held."""
+
+    tensors: list[str]
+    plain: list[str]
+    paths: dict[str, Path]
+    rank_0_keys: set[str]
+
+
 def collect(content: Content, rank: int) -> tuple[Values, Finder | None]:
     """Build the state dict; and how to find its values again, if that is possible.
 
@@ -67,7 +77,7 @@ class Snapshot:
         self._ranks = ranks
         self._agreed = Agreed()
         self._finder: Finder | None = None
-        self._values: Values | None = None  # as last built; its tensors may be others by now
+        self._built: Built | None = None
         self._kept = Kept(_pickled)
         self._targets: list[torch.Tensor] = []
         self._done: list[Any] = []  # events of GPUs that still copy
@@ -80,8 +90,7 @@ class Snapshot:
         Raises:
             CheckpointError: on all ranks, as ``collect``.
         """
-        self._values, self._finder = self._ranks.together(lambda: collect(content, self._ranks.rank))
-        values = self._values
+        values = self._ranks.together(lambda: self._build(content))
         digest = planning.digest_of(values.tensors, values.rank_0_keys)
         mine = sum(values.tensors[key].nbytes for key in values.rank_0_keys & values.tensors.keys())
         told = self._ranks.gather((_short(digest), mine))
@@ -109,7 +118,7 @@ class Snapshot:
         blobs = self._blobs(values)
         small_bytes = self._small_bytes(values, blobs)
         before = self.plan, self.arena
-        if self.plan is None or not self.plan.fits(list(values.tensors), list(values.tensors.values())):
+        if self.plan is None or self.arena is None or not self.plan.fits(values.tensors):
             self._plan(values)
         plan, arena = self._laid_out()
         if plan.bytes + small_bytes > arena.bytes:
@@ -131,23 +140,24 @@ class Snapshot:
 
     def _find(self, content: Content) -> Values:
         """The live values; built anew only where they are not found."""
-        if self._finder is not None and self._values is not None:
-            before = self._values
+        if self._finder is not None and self._built is not None:
             try:
                 found = self._finder.find(content.state)
             except Moved:
                 pass
             else:
-                return self._refreshed(content, before, found)
-        self._values, self._finder = collect(content, self._ranks.rank)
-        return self._values
+                return self._refreshed(content, self._built, dict(zip(self._finder.keys, found, strict=True)))
+        return self._build(content)
 
-    def _refreshed(self, content: Content, before: Values, found: Sequence[Any]) -> Values:
+    def _build(self, content: Content) -> Values:
+        values, self._finder = collect(content, self._ranks.rank)
+        self._built = Built(list(values.tensors), list(values.plain), values.paths, values.rank_0_keys)
+        return values
+
+    def _refreshed(self, content: Content, before: Built, flat: Mapping[str, Any]) -> Values:
         texts, more = own_entries(
             content.state, shared=content.shared, per_rank=content.per_rank, rank=self._ranks.rank
         )
-        assert self._finder is not None
-        flat = dict(zip(self._finder.keys, found, strict=True))
         tensors = {key: flat[key] for key in before.tensors if key in flat}
         plain = {key: flat[key] for key in before.plain}
         paths = before.paths
