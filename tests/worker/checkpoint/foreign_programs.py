@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 from pathlib import Path
 from typing import Any
 
+import engine_job
 import rank_programs
 import torch
 import torch.distributed as dist
@@ -17,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from resumable_training.checkpoint import CheckpointEngine, TrainingState
+from resumable_training.checkpoint import CheckpointEngine, TrainingState, moments
 from resumable_training.checkpoint.blocks import Blocks
 from resumable_training.checkpoint.catalog import Catalog
 from resumable_training.checkpoint.local import LocalStore
@@ -41,17 +43,17 @@ def plain_save(rank: int, world_size: int, group: Any, path: str, kind: str, lay
 def laid_out(state: TrainingState, layout: str) -> dict[str, Any]:
     model, optimizer = state.modules["model"], state.optimizers["optimizer"]
     options = StateDictOptions(flatten_optimizer_state_dict=layout == "torchtitan")
-    weights, moments = get_state_dict(model, optimizer, options=options)
+    weights, averages = get_state_dict(model, optimizer, options=options)
     if layout == "torchtitan":
         return {
             **weights,
-            "optimizer": moments,
+            "optimizer": averages,
             "lr_scheduler": state.stateful["scheduler"].state_dict(),
             "dataloader": {"dp_rank_0": pickle.dumps({"at": 7})},
             "train_state": {"step": torch.tensor(STEPS), "losses": b"..."},
         }
     if layout == "application":
-        return {"app": {"model": weights, "optim": moments}, "iteration": STEPS}
+        return {"app": {"model": weights, "optim": averages}, "iteration": STEPS}
     if layout == "weights":
         return {"state": weights}
     assert layout == "numbered"  # without any of DCP's helpers
@@ -235,3 +237,9 @@ def save_own_values(rank: int, world_size: int, group: Any, root: str) -> None:
         assert engine.save(state, step=step, samples=step, shared={}, per_rank=own).ok
         rank_programs.train(state, 1)
     engine.close()
+
+
+def resume_until(root: Path, name: str) -> None:
+    """A process of one rank that dies at a moment of its second attempt's restore."""
+    os.environ[moments.WISH] = name
+    engine_job.Job(root).engine(2).restore(engine_job.make_state())

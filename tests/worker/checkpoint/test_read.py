@@ -1,6 +1,9 @@
 """Reading with one rank: bad luck of every kind, what is made of it, and what is never touched."""
 
+import multiprocessing
 import pickle
+import re
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from engine_job import Job, make_state, save, start, weight
 
+import resumable_training.checkpoint
 from resumable_training.checkpoint import blocks, verify
 from resumable_training.checkpoint.blocks import BlockStream, in_order, in_parallel
 from resumable_training.checkpoint.documents import seal, unseal
@@ -173,6 +177,35 @@ def test_a_store_that_hangs_is_given_up(job: Job, monkeypatch: pytest.MonkeyPatc
     finally:
         let_go.set()
     assert weight(state) == 3
+
+
+MOMENTS = sorted(
+    {
+        found
+        for file in Path(resumable_training.checkpoint.__path__[0]).glob("*.py")
+        for found in re.findall(r'moment\("(load\.[^"]+)"\)', file.read_text())
+    }
+)
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+def test_killed_at_any_moment_of_a_load(job: Job, name: str) -> None:
+    """The next attempt finds the same checkpoint, with its values, and saves after it."""
+    start(job, 1, 10, 20)
+    process = multiprocessing.get_context("forkserver").Process(
+        target=foreign_programs.resume_until, args=(job.root, name)
+    )
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    state = make_state()
+    engine = job.engine(3)
+    report = engine.restore(state)
+    assert report is not None
+    assert (report.step, weight(state), report.fallback) == (20, 20, ())
+    for step in (30, 40, 50):
+        assert save(engine, step).ok
+    assert job.resume_points[:2] == [f"step-00000050.{report.record}", f"step-00000040.{report.record}"]
 
 
 # Tensors of other kinds ---------------------------------------------------------------------------------

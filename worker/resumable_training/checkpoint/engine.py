@@ -30,6 +30,7 @@ from resumable_training.checkpoint.fitness import Needs
 from resumable_training.checkpoint.footprint import state_bytes
 from resumable_training.checkpoint.listing import Survey, survey
 from resumable_training.checkpoint.load import Loaded, Loader
+from resumable_training.checkpoint.moments import moment
 from resumable_training.checkpoint.preflight import preflight
 from resumable_training.checkpoint.ranks import Ranks
 from resumable_training.checkpoint.read import NotWhole
@@ -166,13 +167,17 @@ class CheckpointEngine:
             self._append_record(head + 1, None, deliberate=self.config.start_fresh)
             return None
         source = self._source(choice)
+        moment("load.pin")
         self._pin(source, hold=True)
+        moment("load.look")
         loaded, manifest = self._load(choice, source, state, fallback)
         for disagreement in check_schedules(state):
             self._say(f"{source.label}: {disagreement}")
+        moment("load.record")
         record = self._append_record(
             head + 1, choice.name, manifest, deliberate=choice.kind == resume.DELIBERATE
         )
+        moment("load.unpin")
         self._pin(source, hold=False)
         return _restore_report(source, record, loaded, fallback, time.monotonic() - started)
 

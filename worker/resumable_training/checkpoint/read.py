@@ -24,6 +24,7 @@ from resumable_training.checkpoint.exchange import exchange
 from resumable_training.checkpoint.heads import NotPlain as NoHead
 from resumable_training.checkpoint.heads import parse_head
 from resumable_training.checkpoint.landing import WHOLE, Landing, landings
+from resumable_training.checkpoint.moments import moment
 from resumable_training.checkpoint.ranks import Ranks
 from resumable_training.checkpoint.share import NOBODY, Numbers
 from resumable_training.checkpoint.store import Store
@@ -83,6 +84,7 @@ class Reader:
         """
         wanted = self._ranks.together(lambda: self._landings(template, trusted))
         self._stage(wanted, everything=last)
+        moment("load.verified")
         self._ranks.together(lambda: self._settle(wanted))
         self._deliver(wanted, keep=not last)
         values: dict[str, Any] = dict(template)
