@@ -434,3 +434,16 @@ def test_memory_that_was_short_once_may_be_there_later(job: Job, monkeypatch: py
     engine.save(state, step=3, samples=3, shared=large, per_rank={})
     assert engine.wait().ok  # type: ignore[union-attr]
     assert job.resume_points == ["step-00000003.1", "step-00000001.1"]
+
+
+def test_on_object_storage(s3_url: str) -> None:
+    """The writer finds the bucket and its credentials as the rank does; retention runs there, too."""
+    job = Job(s3_url, host="127.0.0.1")
+    engine = begun(job, keep_last=2)
+    for step in (1, 2, 3):
+        assert durable(engine, step).ok
+    engine.close()
+    assert job.resume_points == ["step-00000003.1", "step-00000002.1"]
+    restored = make_state()
+    Job(s3_url).engine(2).restore(restored)
+    assert weight(restored) == 3.0

@@ -13,6 +13,7 @@ from resumable_training.schedule import (
     Measured,
     announce,
     mean_cost,
+    postponed,
     wanted,
 )
 
@@ -116,3 +117,9 @@ def test_both_are_ahead(
     """Saving and speaking lie in the future, and ranks speak no later than they save."""
     found = announce(config, Measured(step_seconds, since), step, here)
     assert step < found.meet_at <= found.save_at
+
+
+@pytest.mark.parametrize(("step_seconds", "ahead"), [(0.0, 1), (5.0, 1), (0.1, 1), (0.001, 100)])
+def test_a_save_that_has_to_wait_is_spoken_of_again_soon(step_seconds: float, ahead: int) -> None:
+    """At the next boundary; where steps are short, after a tenth of a second: speaking costs something."""
+    assert postponed(Measured(step_seconds), 40) == Announcement(NEVER, 40 + ahead)

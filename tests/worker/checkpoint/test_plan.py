@@ -1,0 +1,91 @@
+"""What a rank puts where: everything once, aligned, and nothing of a kind that we could not store."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from resumable_training.checkpoint import marking
+from resumable_training.checkpoint.plan import ALIGNMENT, Agreed, Plan, Unsupported, agree_on, make_plan
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    return {
+        "m.fat": torch.zeros(1009, 331),
+        "m.half": torch.zeros(5000, dtype=torch.bfloat16),
+        "m.tiny": torch.zeros(3),
+        "m.scalar": torch.tensor(1.0),
+        "m.empty": torch.zeros(0, 7),
+        "m.buffer": torch.zeros(2000, dtype=torch.int64),
+    }
+
+
+def plan_of(given: dict[str, Any], rank: int = 0, world_size: int = 1, agreed: Agreed | None = None) -> Plan:
+    paths: dict[str, marking.Path] = {key: (key,) for key in given}
+    return make_plan(given, paths, {"m.buffer"}, rank, world_size, agreed or Agreed(16_000))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_all_plans_together_hold_everything_once(world_size: int) -> None:
+    """Boxes of a tensor have as many elements as it has; what is rank 0's is nobody else's."""
+    plans = [plan_of(tensors(), rank, world_size) for rank in range(world_size)]
+    for key, tensor in tensors().items():
+        items = [item for plan in plans for item in plan.items if item.key == key]
+        assert sum(item.bytes for item in items) == tensor.nbytes
+        assert {item.shape for item in items} == {tuple(tensor.shape)}
+        assert len({item.offsets for item in items}) == len(items)
+    assert not [plan for plan in plans[1:] if "m.buffer" in {item.key for item in plan.items}]
+
+
+def test_places_in_the_arena_do_not_overlap() -> None:
+    """Each begins at a multiple of the alignment, after the end of the one before."""
+    plan = plan_of(tensors(), 1, 3)
+    end = 0
+    for item in plan.items:
+        assert item.at % ALIGNMENT == 0
+        assert item.at >= end
+        end = item.at + item.bytes
+    assert end <= plan.bytes
+
+
+def test_a_plan_holds_as_long_as_nothing_changes_its_shape() -> None:
+    """Other values of the same shapes fit; another key, order, shape or type does not."""
+    plan = plan_of(tensors())
+    assert plan.fits(tensors())
+    for key, other in (
+        ("m.tiny", torch.zeros(4)),
+        ("m.tiny", torch.zeros(3, dtype=torch.float64)),
+        ("m.new", torch.zeros(3)),
+    ):
+        assert not plan.fits({**tensors(), key: other})
+    assert not plan.fits(dict(reversed(tensors().items())))
+
+
+class Special(torch.Tensor):
+    """A subclass may keep its values anywhere."""
+
+
+@pytest.mark.parametrize(
+    ("tensor", "said"),
+    [
+        (torch.zeros(3, 3).to_sparse(), "sparse"),
+        (torch.zeros(3).as_subclass(Special), "Special"),
+        (torch.zeros(3, device="meta"), "meta"),
+        (torch.quantize_per_tensor(torch.zeros(3), 1.0, 0, torch.quint8), "k is a"),
+    ],
+    ids=["sparse", "subclass", "meta", "quantized"],
+)
+def test_kinds_that_only_dcp_knows_are_named(tensor: torch.Tensor, said: str) -> None:
+    """Never stored as something that they are not."""
+    with pytest.raises(Unsupported, match=said):
+        plan_of({"k": tensor})
+
+
+def test_what_not_all_ranks_have_alike_is_stored_whole_by_the_first() -> None:
+    """Slices need the same tensor everywhere: another shape on one rank is another tensor."""
+    assert agree_on([{"a": "f[3]"}] * 3, 7) == Agreed(7)
+    agreed = agree_on([{"a": "f[3]"}, {"a": "f[3]", "b": "f[2]"}], 0)
+    assert agreed.holders == {"a": 0, "b": 1}
+    given = {"a": torch.zeros(5000), "b": torch.zeros(5000)}
+    assert [item.key for item in plan_of({"a": given["a"]}, 0, 2, agreed).items] == ["a"]
+    assert [item.key for item in plan_of(given, 1, 2, agreed).items] == ["b"]
