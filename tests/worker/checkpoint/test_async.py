@@ -259,6 +259,16 @@ def test_without_a_writer_saves_are_synchronous(job: Job, monkeypatch: pytest.Mo
     assert job.resume_points == ["step-00000001.1"]
 
 
+def test_room_is_looked_for_for_all_ranks_of_a_machine(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take it at the same time: what is enough for one of them may be too little for all."""
+    monkeypatch.setattr(arena, "free_bytes", lambda: (64 << 20) + (5 << 20))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert not save(begun(job), 1).durable
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert save(begun(job, 2), 2).durable
+    assert "of 8 ranks needs 8 MiB" in job.warnings[0]
+
+
 @pytest.mark.parametrize(("limit", "room"), [("max", 4 << 20), ("3145728", (3 << 20) - 1000 + 300)])
 def test_free_memory_is_the_machines_or_the_containers(tmp_path: Path, limit: str, room: int) -> None:
     """The smaller of both; what the container only caches can be had."""

@@ -27,11 +27,7 @@ class Arena:
 
     def __init__(self, size: int) -> None:
         """Raises NoArena when there is no such memory, or too little of it."""
-        if sys.platform != "linux":
-            raise NoArena("this system has no memory files")
-        room = free_bytes()
-        if room is not None and size + SPARE_BYTES > room:
-            raise NoArena(f"a copy of the state needs {size >> 20} MiB of memory, {room >> 20} MiB are free")
+        check_room(size)
         self.bytes = size
         self.descriptor = os.memfd_create("resumable-checkpoint", os.MFD_CLOEXEC)
         try:
@@ -52,6 +48,18 @@ class Arena:
             torch.cuda.cudart().cudaHostUnregister(self.tensor.data_ptr())  # type: ignore[no-untyped-call]
         os.ftruncate(self.descriptor, 0)
         os.close(self.descriptor)
+
+
+def check_room(size: int, ranks: int = 1) -> None:
+    """Raises NoArena unless so many ranks of this machine can each have ``size`` bytes."""
+    if sys.platform != "linux":
+        raise NoArena("this system has no memory files")
+    room, needed = free_bytes(), ranks * size
+    if room is not None and needed + SPARE_BYTES > room:
+        whose = f" of {ranks} ranks" if ranks > 1 else ""
+        raise NoArena(
+            f"a copy of the state{whose} needs {needed >> 20} MiB of memory, {room >> 20} MiB are free"
+        )
 
 
 def _pin(tensor: torch.Tensor) -> bool:

@@ -8,7 +8,8 @@ size may change (texts, generators, hyper-parameters), follow behind the tensors
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ import xxhash
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from resumable_training.checkpoint import plan as planning
-from resumable_training.checkpoint.arena import Arena
+from resumable_training.checkpoint.arena import Arena, check_room
 from resumable_training.checkpoint.cargo import Small
 from resumable_training.checkpoint.live import Finder, Kept, Moved, local
 from resumable_training.checkpoint.marking import Path
@@ -97,14 +98,23 @@ class Snapshot:
         same = all(short == told[0][0] for short, _ in told)
         digests = [digest] if same else self._ranks.gather(digest)
         self._agreed = planning.agree_on(digests, told[0][1])
-        return next((why for why in self._ranks.gather(self._try_to_plan(values)) if why), "")
+        # One after another on all ranks: room is looked for before any of a machine's ranks takes its part.
+        for act in (lambda: self._make_plan(values), self._check_room, lambda: self._lay_out(values)):
+            why = next((why for why in self._ranks.gather(self._why_not(act)) if why), "")
+            if why:
+                return why
+        return ""
 
-    def _try_to_plan(self, values: Values) -> str:
+    def _why_not(self, act: Callable[[], None]) -> str:
         try:
-            self._plan(values)
+            act()
         except (planning.Unsupported, OSError) as error:
             return f"rank {self._ranks.rank}: {error}"
         return ""
+
+    def _check_room(self) -> None:
+        assert self.plan is not None
+        check_room(self.plan.bytes + _LEAST_SMALL_BYTES, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
     def take(self, content: Content) -> tuple[list[Small], bool]:
         """Copy everything. The small values, and whether plan or arena are new.
@@ -119,7 +129,8 @@ class Snapshot:
         small_bytes = self._small_bytes(values, blobs)
         before = self.plan, self.arena
         if self.plan is None or self.arena is None or not self.plan.fits(values.tensors):
-            self._plan(values)
+            self._make_plan(values)
+            self._lay_out(values)
         plan, arena = self._laid_out()
         if plan.bytes + small_bytes > arena.bytes:
             self._make_arena(small_bytes)
@@ -171,11 +182,15 @@ class Snapshot:
     def _blobs(self, values: Values) -> list[bytes]:
         return self._kept.bytes_of(list(values.plain), list(values.plain.values()))
 
-    def _plan(self, values: Values) -> None:
+    def _make_plan(self, values: Values) -> None:
         ranks = self._ranks
         self.plan = planning.make_plan(
             values.tensors, values.paths, values.rank_0_keys, ranks.rank, ranks.world_size, self._agreed
         )
+
+    def _lay_out(self, values: Values) -> None:
+        """Places for what is planned, in the arena that there is or in a larger one."""
+        assert self.plan is not None
         small = self._small_bytes(values, self._blobs(values))
         if self.arena is None or self.plan.bytes + small > self.arena.bytes:
             self._make_arena(small)
