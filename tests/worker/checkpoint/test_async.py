@@ -342,6 +342,19 @@ def test_a_writer_killed_at_any_moment(
     assert weight(restored) == 4.0
 
 
+def test_a_writer_that_dies_with_nothing_to_do_costs_nothing(job: Job) -> None:
+    """The next save finds it dead, and its successor stores that."""
+    engine = begun(job)
+    assert durable(engine, 1).ok
+    eventually(lambda: not engine.busy or engine.poll())
+    pid = writer_pid(engine)
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: gone(pid))
+    assert durable(engine, 2).ok
+    assert writer_pid(engine) != pid
+    assert job.resume_points == ["step-00000002.1", "step-00000001.1"]
+
+
 def test_a_writer_that_always_dies_fails_each_save_and_no_more(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,14 +196,23 @@ class AsynchronousSaver:
         message, flight.message = flight.message, None
         self._tell(message)
 
-    def _tell(self, message: Message, *descriptors: int) -> None:
-        """Send; a writer that is dead is replaced."""
-        assert self._process is not None
-        self._busy = True
-        try:
-            self._process.send(message, *descriptors)
-        except WriterDied as error:
-            self._replace(str(error))
+    def _tell(self, message: Message) -> None:
+        """Send. A writer that is found dead here had nothing to do: another one gets the message.
+
+        Raises:
+            StorageUnavailable: writers die as soon as they are started.
+        """
+        how = ""
+        for _ in range(_MOST_DEATHS):
+            assert self._process is not None
+            self._busy = True
+            try:
+                self._process.send(message)
+                return
+            except WriterDied as error:
+                how = str(error)
+            self._renew()
+        raise StorageUnavailable(f"checkpoint writers end at once: {how}")
 
     def _send_plan(self) -> None:
         arena, plan = self._snapshot.arena, self._snapshot.plan
@@ -213,8 +222,8 @@ class AsynchronousSaver:
         try:
             self._process.send({"kind": "arena", "bytes": arena.bytes}, arena.descriptor)
             self._process.send({"kind": "plan", "items": cargo.to_plain(plan.items)})
-        except WriterDied as error:
-            self._replace(str(error))
+        except WriterDied:
+            return  # the next word to it tells; its successor gets the same
 
     def _clear_the_way(self) -> None:
         """Rank 0 has landed when a save begins; this rank's writer, which hears of it last, must have too."""
