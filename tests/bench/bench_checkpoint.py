@@ -3,8 +3,9 @@
 For DDP and FSDP2 at several world sizes, for a state of many tensors and for one that is mostly a single
 tensor, every way of ``checkpoint_ways`` in turn: how long the loop stands still (as a ratio to one copy of
 what a rank has to store), how much slower its steps are while a save is under way, how long until it is
-durable, bytes per rank, memory, and a restart. Building DCP's state dict is not counted against DCP.
-The table has medians; the JSON has every number.
+durable, bytes per rank, memory, and a restart. Ratios are to what the same rank measured right before each
+save, at the same time as all others. Building DCP's state dict is not counted against DCP.
+The table has medians over ranks and saves from the second on; the JSON has every number.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Work:
 def rank_main(rank: int, options: dict[str, Any], results: Any, pids: Any) -> None:
     import torch
     import torch.distributed as dist
-    from checkpoint_ways import WAYS, copy_seconds, quietly
+    from checkpoint_ways import WAYS, Floor, quietly
 
     torch.set_num_threads(1)
     quietly()
@@ -97,15 +98,17 @@ def rank_main(rank: int, options: dict[str, Any], results: Any, pids: Any) -> No
     directory = Path(options["directory"])
     state = make_state(options["wrap"], options["shape"], options["megabytes"], world_size)
     group = dist.new_group(backend="gloo")
-    found: dict[str, Any] = {"floor": copy_seconds(state, world_size, options["wrap"] == "fsdp")}
-    work = Work()
+    floor, work = Floor(state, world_size, options["wrap"] == "fsdp"), Work()
+    found: dict[str, Any] = {name: [] for name in ("floors", "stalls", "durable", "steps", "slow_steps")}
     pids.put(os.getpid())
     dist.barrier()
     running = way(state, directory, rank, group)
     running.ready()
-    found["step"] = statistics.median(work.step() for _ in range(20))
-    found |= {"stalls": [], "durable": [], "slow_down": []}
     for number in range(1, options["saves"] + 1):
+        dist.barrier()
+        found["steps"].append(statistics.mean(work.step() for _ in range(6)))
+        dist.barrier()
+        found["floors"].append(floor.seconds())
         running.prepare()
         dist.barrier()
         began = time.perf_counter()
@@ -115,12 +118,13 @@ def rank_main(rank: int, options: dict[str, Any], results: Any, pids: Any) -> No
         while not running.landed():
             steps.append(work.step())
         found["durable"].append(time.perf_counter() - began)
-        if steps:
-            found["slow_down"].append(statistics.mean(steps) / found["step"])
+        found["slow_steps"].append(statistics.mean(steps) if steps else None)
         dist.barrier()
         found["bytes"] = written(running.path(number), rank)
         if rank == 0 and number > 1:
             shutil.rmtree(running.path(number - 1), ignore_errors=True)
+    pids.put(None)
+    dist.barrier()
     running.before_load()
     before, began = read_bytes(), time.perf_counter()
     running.load(options["saves"])
@@ -202,8 +206,10 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
         try:
             memory = Memory([pids.get(timeout=120) for _ in ranks])
             memory.start()
-            found = dict(results.get(timeout=600) for _ in ranks)
+            for _ in ranks:
+                pids.get(timeout=600)
             extra = memory.stop()
+            found = dict(results.get(timeout=600) for _ in ranks)
         except queue.Empty:
             for path in sorted(Path(directory).glob("rank-*.log")):
                 print(f"--- {path.name}\n{path.read_text()}", file=sys.stderr)
@@ -216,20 +222,23 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def summary(options: dict[str, Any], ranks: list[dict[str, Any]], extra: int) -> dict[str, Any]:
-    """Of the slowest rank in each save, medians over saves; ``extra`` is per rank."""
-    floor = statistics.median(rank["floor"] for rank in ranks)
-    stalls = [max(each) for each in zip(*(rank["stalls"] for rank in ranks), strict=True)]
-    durable = [max(each) for each in zip(*(rank["durable"] for rank in ranks), strict=True)]
-    slow = [value for rank in ranks for value in rank["slow_down"][1:]]
-    stall = statistics.median(stalls[1:])
+    """``extra`` is of all ranks together."""
+    later = [
+        dict(zip(("floor", "stall", "durable", "step", "slow_step"), one, strict=True))
+        for rank in ranks
+        for one in list(
+            zip(*(rank[n] for n in ("floors", "stalls", "durable", "steps", "slow_steps")), strict=True)
+        )[1:]
+    ]
+    slow = [one["slow_step"] / one["step"] for one in later if one["slow_step"]]
     return {
         **{key: options[key] for key in ("way", "wrap", "shape", "world_size", "megabytes")},
-        "floor_ms": floor * 1000,
-        "first_stall_ms": stalls[0] * 1000,
-        "stall_ms": stall * 1000,
-        "stall": stall / floor,
+        "floor_ms": statistics.median(one["floor"] for one in later) * 1000,
+        "first_stall_ms": max(rank["stalls"][0] for rank in ranks) * 1000,
+        "stall_ms": statistics.median(one["stall"] for one in later) * 1000,
+        "stall": statistics.median(one["stall"] / one["floor"] for one in later),
         "slow_down": statistics.median(slow) if slow else None,
-        "durable_ms": statistics.median(durable[1:]) * 1000,
+        "durable_ms": statistics.median(one["durable"] for one in later) * 1000,
         "written_most": max(rank["bytes"] for rank in ranks),
         "written": sum(rank["bytes"] for rank in ranks),
         "read_most": max(rank["read"] for rank in ranks),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import time
 import warnings
 from concurrent.futures import Future
@@ -202,22 +201,25 @@ def quietly() -> None:
     warnings.simplefilter("ignore")
 
 
-def copy_seconds(state: TrainingState, world_size: int, sharded: bool) -> float:
-    """The floor: one copy of what one rank has to store into memory that is there; the median of seven.
+class Floor:
+    """One copy of what one rank has to store into memory that is there: less than that no save can cost.
 
     As in a training, other memory was touched in between, so that nothing of it is in a cache.
     """
-    parts = [*state.modules["model"].parameters()]
-    for values in state.optimizers["optimizer"].state.values():
-        parts += [value for value in values.values() if value.numel() > 1]
-    local = [part.to_local() if hasattr(part, "to_local") else part.detach() for part in parts]
-    size = sum(part.nbytes for part in local) // (1 if sharded else world_size)
-    source, target = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
-    other = torch.ones(_CACHE_BYTES, dtype=torch.uint8)
-    found = []
-    for _ in range(7):
-        other.add_(1)
+
+    def __init__(self, state: TrainingState, world_size: int, sharded: bool) -> None:
+        parts = [*state.modules["model"].parameters()]
+        for values in state.optimizers["optimizer"].state.values():
+            parts += [value for value in values.values() if value.numel() > 1]
+        local = [part.to_local() if hasattr(part, "to_local") else part.detach() for part in parts]
+        size = sum(part.nbytes for part in local) // (1 if sharded else world_size)
+        self._source, self._target = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
+        self._other = torch.ones(_CACHE_BYTES, dtype=torch.uint8)
+
+    def seconds(self) -> float:
+        self._other.add_(1)
         began = time.perf_counter()
-        target.copy_(source)
-        found.append(time.perf_counter() - began)
-    return statistics.median(found)
+        self._target.copy_(self._source)
+        took = time.perf_counter() - began
+        self._other.add_(1)
+        return took
