@@ -322,15 +322,14 @@ class AsynchronousSaver:
     def _replace(self, how: str) -> None:
         """A new writer. What was in flight is settled by it, or failed if writers die of it."""
         flight = self._flight
-        if flight is not None:
+        if flight is not None and flight.message is None:  # the writer was at it
             flight.deaths += 1
             if flight.deaths > _MOST_DEATHS:
                 self._land({"ok": False, "message": how})
         elif self._busy:
-            self._warn(f"{how}; another one goes on")  # in retention, or before its first word
+            self._warn(f"{how}; another one goes on")  # in retention
         self._renew()
-        if self._flight is not None:
-            self._flight.message = None
+        if self._flight is not None and self._flight.message is None:
             self._settle(how)
 
     def _settle(self, why: str) -> None:
