@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from resumable_training.checkpoint import CheckpointEngine, SaveReport, TrainingState
+from resumable_training.checkpoint import CheckpointEngine, SaveReport, TrainingState, async_save
 
 
 class Odd(nn.Module):
@@ -122,3 +122,25 @@ def unlike_run(rank: int, world_size: int, group: Any, root: str) -> dict[str, A
     report: SaveReport = save(engine, state, 1, rank)
     engine.close()
     return {"ok": report.ok, "message": report.message}
+
+
+def hung_writer_run(rank: int, world_size: int, group: Any, root: str) -> list[Any]:
+    """Rank 1's writer hangs in a save that rank 0 has given up; then the next one is due."""
+    async_save._OVERLAP_SECONDS = 0.5
+    state = odd_state("ddp", world_size)
+    engine = make_engine(root, rank, world_size, group)
+    engine.restore(state)
+    assert save(engine, state, 1, rank).ok
+    dist.barrier()
+    hung = writer_of(engine)
+    os.kill(hung, signal.SIGSTOP)
+    begin(engine, state, 2, rank)
+    if rank == 0:
+        os.kill(hung, signal.SIGKILL)
+        while engine.busy:  # as at its boundaries
+            engine.poll()
+    dist.barrier()
+    again = save(engine, state, 3, rank)
+    other = writer_of(engine) != hung
+    engine.close()
+    return [again.ok, other]

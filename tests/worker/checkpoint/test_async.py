@@ -295,6 +295,16 @@ def test_a_failed_save_is_told_and_the_next_one_works(job: Job) -> None:
     assert job.resume_points == ["step-00000002.1"]
 
 
+def test_storage_that_hangs_does_not_stop_the_loop(job: Job) -> None:
+    """The writer stands still; the loop asks, is told that the save is under way, and goes on."""
+    engine = begun(job)
+    os.kill(writer_pid(engine), signal.SIGSTOP)
+    save(engine, 1)
+    assert all(engine.poll() is None and engine.busy for _ in range(100))
+    os.kill(writer_pid(engine), signal.SIGCONT)
+    assert landed(engine).ok
+
+
 def test_a_newer_attempt_ends_this_one_at_its_next_boundary(job: Job) -> None:
     """The writer finds its record; nothing is committed, and the loop learns it by asking."""
     engine = begun(job)

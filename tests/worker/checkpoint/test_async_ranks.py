@@ -79,6 +79,15 @@ def test_a_writer_that_is_killed_costs_one_save(victim: int, tmp_path: Path) -> 
     assert verify.verify_checkpoint(LocalStore(root), "step-00000003.1").outcome == verify.OK
 
 
+def test_a_writer_that_hangs_does_not_hold_up_the_next_save(tmp_path: Path) -> None:
+    """Its rank ends it when the others are through with that save, and goes on with another writer."""
+    root = tmp_path / "store"
+    found = run_ranks(2, async_programs.hung_writer_run, tmp_path, str(root))
+    assert found == [[True, True], [True, True]]
+    assert survey(LocalStore(root)).resume_points == ["step-00000003.1", "step-00000001.1"]
+    assert verify.verify_checkpoint(LocalStore(root), "step-00000003.1").outcome == verify.OK
+
+
 def test_what_only_some_ranks_have_is_stored_by_them(tmp_path: Path) -> None:
     """Slices are for what all ranks have alike; the rest is neither lost nor makes the save fail."""
     root = tmp_path / "store"
