@@ -13,6 +13,7 @@ WISH = "RESUMABLE_MOMENT"  # a moment's name, or "<name>@<rank>"
 NOTE = (
     "RESUMABLE_MOMENT_NOTE"  # a file that is made when it came to that; while it exists, nothing dies again
 )
+WHO = "RESUMABLE_MOMENT_WHO"  # "group": everything in this process group dies at once, as with a machine
 
 
 def moment(name: str) -> None:
@@ -26,4 +27,4 @@ def moment(name: str) -> None:
             os.close(os.open(note, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError:
             return
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(0 if os.environ.get(WHO) == "group" else os.getpid(), signal.SIGKILL)
