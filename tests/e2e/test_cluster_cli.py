@@ -6,18 +6,17 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checkpoint_store import Store, flip_a_bit
-from click.testing import CliRunner, Result
+from cli_team import SECONDS, Raw, Team
+from click.testing import CliRunner
 from cluster_run import ClusterRun
-from job_objects import IMAGE, job_body, worker_pod
+from job_objects import IMAGE, worker_pod
 
 from bed.api import Api, path
 from bed.control_plane import ControlPlane
@@ -33,13 +32,8 @@ from resumable_operator.model import (
     LedgerStatus,
     MemberStatus,
 )
-from resumable_operator.stored import to_stored
 from resumable_training.checkpoint.stores import open_store
 from resumable_training.contract.manifest import checkpoint_name
-
-Raw = dict[str, Any]
-SECONDS = 90.0
-RTJ = (sys.executable, "-m", "resumable_operator.cli.main")
 
 
 def status(**changes: Any) -> JobStatus:
@@ -78,65 +72,6 @@ def member(place: int, name: str = "train") -> MemberStatus:
         first_rank=place,
         ranks=1,
     )
-
-
-class Team:
-    """One namespace with its jobs, and `rtj` that looks at it."""
-
-    def __init__(self, plane: ControlPlane, namespace: str, kubeconfig: Path | None = None) -> None:
-        self.plane, self.api, self.namespace = plane, plane.api, namespace
-        self.kubeconfig = kubeconfig or plane.kubeconfig
-
-    def submit(self, told: JobStatus | None = None, name: str = "train", **spec: Any) -> Raw:
-        where = path("resumable.dev/v1alpha1", "resumabletrainingjobs", self.namespace)
-        job = self.api.create(where, job_body(name, **spec))
-        return job if told is None else self.tell(told, name)
-
-    def tell(self, told: JobStatus, name: str = "train") -> Raw:
-        """Write a status, as an operator would."""
-        where = path("resumable.dev/v1alpha1", "resumabletrainingjobs", self.namespace, name)
-        return self.api.patch_status(where, {"status": to_stored(told)})
-
-    def claim(self, mode: str = "ReadWriteMany", name: str = "ckpt") -> Path:
-        """A bound claim; the directory that is behind it."""
-        spec = {"accessModes": [mode], "resources": {"requests": {"storage": "1Gi"}}}
-        where = path("v1", "persistentvolumeclaims", self.namespace)
-        self.api.create(where, {"metadata": {"name": name}, "spec": spec})
-
-        def volume() -> str:
-            return str(self.api.get(f"{where}/{name}")["spec"].get("volumeName") or "")
-
-        wait_until(lambda: bool(volume()), SECONDS, "the claim to be bound")
-        found = self.api.get(path("v1", "persistentvolumes", name=volume()))
-        return Path(found["spec"]["hostPath"]["path"])
-
-    def rtj(self, *arguments: str, columns: int = 200) -> Result:
-        """Calls it in this process."""
-        env = {"KUBECONFIG": str(self.kubeconfig), "COLUMNS": str(columns)}
-        return CliRunner().invoke(cli, [*arguments, "-n", self.namespace], env=env)
-
-    @contextmanager
-    def running_rtj(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        """Starts it as a process that may be signalled."""
-        process = subprocess.Popen(
-            [*RTJ, *arguments, "-n", self.namespace],
-            env={**os.environ, "KUBECONFIG": str(self.kubeconfig)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.communicate()
-
-    def readers(self) -> list[Raw]:
-        where = path("v1", "pods", self.namespace)
-        return [pod for pod in self.api.list(where) if "-reader-" in pod["metadata"]["name"]]
-
-    def await_no_reader(self) -> None:
-        wait_until(lambda: not self.readers(), SECONDS, "the reader's pod to be gone")
 
 
 @pytest.fixture

@@ -64,6 +64,7 @@ FROZEN: dict[str, list[str]] = {
         "--grow-cooldown",
         "--hang-seconds",
         "--keep",
+        "--metrics-port",
         "--module/-m",
         "--name",
         "--processes-per-worker",
