@@ -37,6 +37,7 @@ from resumable_training.contract.codec import to_plain
 
 _OVERLAP_SECONDS = 5.0  # this rank's writer may still be at a save that has landed on rank 0
 _WAIT_SECONDS = 0.5
+_PATIENCE_SECONDS = 30.0  # after which whoever waits says for what
 _MOST_DEATHS = 3  # of writers, one after another, in one flight
 
 
@@ -257,9 +258,20 @@ class AsynchronousSaver:
             return self._synchronous.wait()
         self._snapshot.await_copied()
         self._send_when_copied()
+        patience = time.monotonic() + _PATIENCE_SECONDS
         while self._flight is not None:
             self._hear(_WAIT_SECONDS)
+            if self._flight is not None and time.monotonic() > patience:
+                self._say_that_we_wait(self._flight)
+                patience = float("inf")
         return self._ranks.first(self._outcome)  # what rank 0 knows is what happened
+
+    def _say_that_we_wait(self, flight: _Flight) -> None:
+        if self._ranks.rank == 0:
+            self._warn(
+                f"checkpoint {flight.report.name} is still being stored in {self._store.location}:"
+                " waiting for it, since nothing else is left to do"
+            )
 
     def _outcome(self) -> SaveReport | None:
         self._raise_if_superseded()

@@ -70,9 +70,12 @@ class LocalStore:
         )
 
     def prepare_root(self) -> None:
-        """Make the root directory; called by preflight and by copies."""
+        """Make the root directory, durably with all above it; called by preflight and by copies."""
         with _wrapped(self.location):
+            missing = [path for path in (self.root, *self.root.parents) if not path.exists()]
             self.root.mkdir(parents=True, exist_ok=True)
+            for path in missing:
+                sync_directory(path.parent)
 
     def path(self, name: str) -> Path:
         """Path of a name; names never leave the root."""
