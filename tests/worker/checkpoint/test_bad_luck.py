@@ -78,15 +78,20 @@ def resumed(root: Path) -> int:
 
 
 @pytest.fixture
-def freeze(async_job: AsyncJob) -> Iterator[Callable[[bool], None]]:
-    """Makes the store's file system read-only, and writable again."""
+def freeze(async_job: AsyncJob) -> Iterator[tuple[Callable[[bool], None], str]]:
+    """Makes the store's file system read-only and writable again, and what errors say meanwhile.
+
+    Without the right to mount it is the store's directory that nothing can be made in.
+    """
     disk = Path(async_job.root).parent
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], check=True)
-    yield lambda frozen: remount(disk, "ro" if frozen else "rw")
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        yield lambda frozen: Path(async_job.root).chmod(0o555 if frozen else 0o755), "Permission denied"
+        return
+    yield lambda frozen: remount(disk, "ro" if frozen else "rw"), "Read-only file system"
     for engine in async_job.engines:
         engine.close()
-    async_job.engines.clear()
     subprocess.run(["umount", str(disk)], check=True)
 
 
@@ -94,19 +99,22 @@ def remount(disk: Path, how: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{how}", str(disk)], check=True)
 
 
-def test_a_file_system_that_becomes_read_only(async_job: AsyncJob, freeze: Callable[[bool], None]) -> None:
+def test_a_file_system_that_becomes_read_only(
+    async_job: AsyncJob, freeze: tuple[Callable[[bool], None], str]
+) -> None:
     """As after an error of its disk: saves fail with these words, and once it is mended they work."""
     engine = begun(async_job)
     assert durable(engine, 1).ok
-    freeze(True)
+    set_frozen, words = freeze
+    set_frozen(True)
     for step in (2, 3):
         save(engine, step)
         report = landed(engine)
         assert not report.ok
-        assert "Read-only file system" in report.message
+        assert words in report.message
     assert "2 in a row" in async_job.warnings[-1]
     assert async_job.resume_points == ["step-00000001.1"]
-    freeze(False)
+    set_frozen(False)
     assert durable(engine, 4).ok
     assert async_job.resume_points == ["step-00000004.1", "step-00000001.1"]
     assert survey(async_job.store).incomplete == ()
