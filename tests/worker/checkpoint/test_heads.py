@@ -1,5 +1,6 @@
 """Where a tensor's bytes begin in what torch wrote of it; and that nothing which torch wrote is run."""
 
+import dataclasses
 import io
 import os
 import pickle
@@ -70,6 +71,19 @@ def test_values_in_another_order_are_known_as_such(tensor: torch.Tensor) -> None
     item = saved(tensor)
     assert not parse_head(item).in_rows
     assert torch.equal(tensor_of(bytearray(item)), tensor)
+
+
+def test_a_tensor_longer_than_its_item_is_not_plain() -> None:
+    """What an archive says of itself is compared with the bytes there are, before one is used."""
+    item = saved(torch.arange(100.0))
+    head = parse_head(item)
+    head.require_room(len(item))
+    with pytest.raises(NotPlain, match="shorter"):
+        head.require_room(head.at + 399)
+    with pytest.raises(NotPlain, match="shorter"):
+        tensor_of(bytearray(item[: head.at + 399]))
+    with pytest.raises(NotPlain, match="shorter"):
+        dataclasses.replace(head, shape=(101,)).require_room(len(item))
 
 
 def test_an_empty_tensor_has_a_head() -> None:

@@ -65,6 +65,13 @@ class Head:
             expected *= size
         return self.start == 0
 
+    def require_room(self, length: int) -> None:
+        """Raises NotPlain unless all of the tensor lies in an item of so many bytes."""
+        reach = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        fits = 0 <= self.start <= self.start + reach < self.elements and min(self.strides, default=0) >= 0
+        if 0 not in self.shape and (not fits or self.at + self.elements * self.dtype.itemsize > length):
+            raise NotPlain("it is shorter than it says")
+
 
 def parse_head(data: bytes | bytearray | memoryview) -> Head:
     """Parse the begin of an item, at least up to its storage's first byte.
@@ -162,11 +169,8 @@ def tensor_of(item: bytearray) -> torch.Tensor:
         NotPlain: as ``parse_head``, or it is shorter than it says.
     """
     head = parse_head(item)
-    size = head.elements * head.dtype.itemsize
-    last = head.start + sum((n - 1) * stride for n, stride in zip(head.shape, head.strides, strict=True))
+    head.require_room(len(item))
     if 0 in head.shape:
         return torch.empty(head.shape, dtype=head.dtype)
-    if head.at + size > len(item) or not 0 <= head.start <= last < head.elements:
-        raise NotPlain("it is shorter than it says")
     storage = torch.frombuffer(item, dtype=head.dtype, count=head.elements, offset=head.at)
     return storage.as_strided(head.shape, head.strides, head.start)

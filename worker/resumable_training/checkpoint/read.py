@@ -19,7 +19,7 @@ import torch
 from resumable_training.checkpoint import share, verify
 from resumable_training.checkpoint.blocks import Blocks, Place, in_parallel
 from resumable_training.checkpoint.catalog import Catalog, Item
-from resumable_training.checkpoint.errors import NotPlain
+from resumable_training.checkpoint.errors import NotPlain, StorageUnavailable
 from resumable_training.checkpoint.exchange import exchange
 from resumable_training.checkpoint.heads import NotPlain as NoHead
 from resumable_training.checkpoint.heads import parse_head
@@ -149,6 +149,7 @@ class Reader:
         item = self._catalog.items[number]
         try:
             head = parse_head(self._begin_of(item))
+            head.require_room(item.length)
         except NoHead as error:
             result.problems[number] = str(error)
             return
@@ -156,10 +157,8 @@ class Reader:
         if (head.shape, head.dtype) != (item.box.sizes, item.dtype):
             told = f"{item.dtype} {list(item.box.sizes)}"
             result.problems[number] = f"the marker says {told}, the item {head.dtype} {list(head.shape)}"
-        elif head.in_rows and head.at + item.values_bytes <= item.length:
-            result.begins[number] = head.at
         else:
-            result.begins[number] = WHOLE
+            result.begins[number] = head.at if head.in_rows else WHOLE
 
     def _begin_of(self, item: Item) -> bytes:
         """The bytes before an item's values, and as many behind; they may reach into another's block."""
@@ -168,7 +167,10 @@ class Reader:
         if all(number in self._staged for number in numbers):
             parts = [self._cut(number, start, stop) for number in numbers]
             return parts[0] if len(parts) == 1 else b"".join(parts)
-        return self._store.read(f"{self._name}/{item.file}", start, stop - start)
+        data = self._store.read(f"{self._name}/{item.file}", start, stop - start)
+        if len(data) != stop - start:
+            raise StorageUnavailable(f"{item.file}: {len(data)} bytes came from {start} on")
+        return data
 
     def _cut(self, number: int, start: int, stop: int) -> bytes:
         at = self._blocks.places[number].at
