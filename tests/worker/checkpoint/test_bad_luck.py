@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from engine_job import Job, make_state, save, start, weight
 from test_async import AsyncJob, begun, durable, eventually, landed, writer_pid
 
 from resumable_training.checkpoint import CheckpointEngine, async_save
-from resumable_training.checkpoint.errors import StoreOwnership
-from resumable_training.checkpoint.listing import survey
+from resumable_training.checkpoint.errors import StorageUnavailable, StoreOwnership, Superseded
+from resumable_training.checkpoint.listing import list_checkpoints, survey
 from resumable_training.checkpoint.local import LocalStore
+from resumable_training.checkpoint.store import Entry
 
 NEWEST, BEFORE = "step-00000020.1", "step-00000010.1"
 
@@ -233,6 +235,69 @@ def test_ten_thousand_strangers_in_a_store(job: Job, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(LocalStore, "size", size)
     assert survey(job.store).resume_points == [NEWEST, BEFORE]
     assert sorted(asked) == [f"{BEFORE}/.metadata", f"{NEWEST}/.metadata"]
+
+
+def older(directory: str, without: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listings of a directory are from a time before ``without`` was there."""
+    real = LocalStore.entries
+
+    def entries(store: LocalStore, where: str = "") -> list[Entry]:
+        return [one for one in real(store, where) if where != directory or not one.name.startswith(without)]
+
+    monkeypatch.setattr(LocalStore, "entries", entries)
+
+
+def test_an_old_listing_of_checkpoints_loses_none(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one before is resumed; the newest is still there, shown as a branch, and can be gone back to."""
+    start(job, 1, 10, 20)
+    with monkeypatch.context() as patch:
+        older("", NEWEST, patch)
+        engine = job.engine(2)
+        assert engine.restore(make_state()).step == 10  # type: ignore[union-attr]
+    assert save(engine, 11).ok
+    assert job.resume_points == ["step-00000011.2", BEFORE]
+    (branch,) = [one for one in list_checkpoints(job.store, time.time()) if one.name == NEWEST]
+    assert branch.complete
+    assert "off the chain: attempt 2 went on from step 10" in branch.why_not
+    state = make_state()
+    assert job.engine(3, resume_from=NEWEST).restore(state).step == 20  # type: ignore[union-attr]
+    assert weight(state) == 20
+
+
+def test_an_old_listing_of_records_makes_no_second_owner(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who does not see the newest record takes its number, which is refused: it looks again, and gives up."""
+    start(job, 1, 10)
+    owner = start(job, 2, 20)
+    with monkeypatch.context() as patch:
+        older("records", "00000002", patch)
+        with pytest.raises(StorageUnavailable, match=r"attempt 2 has just made record 2 .* listing is old"):
+            job.engine(3).restore(make_state())
+    assert save(owner, 30).ok
+    report = job.engine(4).restore(make_state())
+    assert report is not None
+    assert (report.step, report.record) == (30, 3)
+
+
+def test_a_zombie_that_was_faster_is_followed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has made the record the newer attempt meant to make: that one takes the next number, and owns."""
+    start(job, 1, 10)
+    zombie, engine = job.engine(2), job.engine(3)
+    real, raced = LocalStore.create, []
+
+    def create(store: LocalStore, name: str, data: bytes) -> None:
+        if name.startswith("records/") and not raced:
+            raced.append(name)
+            zombie.restore(make_state())
+        real(store, name, data)
+
+    monkeypatch.setattr(LocalStore, "create", create)
+    report = engine.restore(make_state())
+    assert report is not None
+    assert (report.step, report.record) == (10, 3)
+    with pytest.raises(Superseded):
+        save(zombie, 11)
+    assert save(engine, 11).ok
+    assert job.resume_points == ["step-00000011.3", BEFORE]
 
 
 # Others -----------------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def read_records(store: Store, known: dict[int, Record] | None = None) -> dict[i
     """
     known = known or {}
     numbers = record_numbers(store)
-    return dict(zip(numbers, at_once(lambda n: known.get(n) or _read_record(store, n), numbers), strict=True))
+    return dict(zip(numbers, at_once(lambda n: known.get(n) or read_record(store, n), numbers), strict=True))
 
 
 def record_numbers(store: Store) -> list[int]:
@@ -85,7 +85,8 @@ def record_numbers(store: Store) -> list[int]:
     return sorted(number for number in numbers if number is not None)
 
 
-def _read_record(store: Store, seq: int) -> Record | None:
+def read_record(store: Store, seq: int) -> Record | None:
+    """One record; None when it is damaged or does not exist."""
     try:
         record = unseal(Record, store.read(f"{RECORDS_DIRECTORY}/{record_name(seq)}"))
     except (DamagedDocument, StoreNotFound):

@@ -281,11 +281,20 @@ class CheckpointEngine:
                 if pause is None:
                     raise
                 time.sleep(pause)
-        found = documents.read_records(self._store).get(record.seq)
+        found = documents.read_record(self._store, record.seq)  # by its name: a listing may be old
         if found is not None and found.nonce == record.nonce:
             return record
+        if found is not None and self._is_older(found):
+            raise StorageUnavailable(
+                f"attempt {found.attempt} has just made record {record.seq} of {self._store.location}, or its"
+                " listing is old"
+            )
         by = f"attempt {found.attempt} of job {found.job_uid}" if found else "another attempt"
         raise Superseded(f"record {record.seq} of {self._store.location} was made by {by}")
+
+    def _is_older(self, record: Record) -> bool:
+        """Of an attempt that this one replaces: what it has done must be looked at, not be obeyed."""
+        return self._counted and record.job_uid == self._job_uid and record.attempt < self._attempt
 
     # Save -----------------------------------------------------------------------------------------------
 
