@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+import moments
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -80,13 +81,16 @@ def train(
     signal_step: int = 1,
     nonfinite: dict | None = None,
     torch_optimizer_lr: float = 1e-2,
+    settle: bool = True,
 ) -> None:
     """A training; its outcome goes to ``result`` + rank as JSON.
 
     ``die`` {step, rank}: SIGKILL itself in that step, before the optimizer. ``step_seconds``: extra seconds
     by step number, spent before the backward. ``evaluate`` {every, batches, seconds, how}. ``signal_file``:
-    made by rank 0 when step ``signal_step`` has begun.
+    made by rank 0 when step ``signal_step`` has begun. ``settle``: each save is stored before the next step.
     """
+    if settle:
+        moments.settle_saves()
     run = rt.start(seed=7)
     torch.set_num_threads(1)
     model: torch.nn.Module = Model(width, dropout)
