@@ -156,14 +156,15 @@ def test_ten_thousand_entries_cost_one_listing(job: Job, monkeypatch: pytest.Mon
     assert job.engine(2).restore(make_state()).step == 20  # type: ignore[union-attr]
 
 
-def test_a_store_that_hangs_is_given_up(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("file", [".distcp", MARKER_FILE, MANIFEST_FILE])
+def test_a_store_that_hangs_is_given_up(job: Job, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     """A read that never ends: an error with the checkpoint's place, tried again, and the state untouched."""
     start(job, 1, 10)
     let_go = threading.Event()
     real = LocalStore.read
 
     def read(store: LocalStore, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        if name.endswith(".distcp"):
+        if name.endswith(file):
             let_go.wait(60)
         return real(store, name, offset, length)
 

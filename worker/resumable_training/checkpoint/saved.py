@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.tensor import DTensor
 
 from resumable_training.checkpoint import optimizers, verify
-from resumable_training.checkpoint.blocks import Blocks
+from resumable_training.checkpoint.blocks import Blocks, in_parallel
 from resumable_training.checkpoint.catalog import Catalog
 from resumable_training.checkpoint.errors import CheckpointError, NoResumePoint
 from resumable_training.checkpoint.foreign import Layout, Saved, recognise
@@ -64,6 +64,12 @@ def look(source: Source, ranks: Ranks) -> Inspection:
 
 
 def _inspect(source: Source) -> Inspection:
+    """On a thread of its own, as its reads may hang; then raises StorageUnavailable."""
+    ((_, seen),) = in_parallel(_inspect_now, [source], source.label)
+    return seen
+
+
+def _inspect_now(source: Source) -> Inspection:
     seen = verify.inspect(source.store, source.name, foreign=source.foreign)
     if seen.verdict.outcome != DAMAGED or seen.marker or not source.foreign:
         return seen
