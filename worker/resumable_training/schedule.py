@@ -109,7 +109,8 @@ class IntervalLog:
         if measured.blocking_seconds is not None:
             costs = (
                 f"; a save costs {measured.blocking_seconds:.3f} s (d) and is durable after"
-                f" {measured.durable_seconds or 0.0:.1f} s, an interruption every {now.mtbf_seconds:.0f} s (M)"
+                f" {measured.durable_seconds or 0.0:.1f} s,"
+                f" an interruption every {now.mtbf_seconds:.0f} s (M)"
             )
         return f"saving every {now.seconds:.1f} s{was}: {_WHY[now.bound]}{costs}"
 
