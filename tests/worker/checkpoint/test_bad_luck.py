@@ -17,7 +17,7 @@ import pytest
 from engine_job import Job, make_state, save, start, weight
 from test_async import AsyncJob, begun, durable, eventually, landed, writer_pid
 
-from resumable_training.checkpoint import CheckpointEngine, async_save
+from resumable_training.checkpoint import CheckpointEngine, async_save, writer
 from resumable_training.checkpoint.errors import StorageUnavailable, StoreOwnership, Superseded
 from resumable_training.checkpoint.listing import list_checkpoints, survey
 from resumable_training.checkpoint.local import LocalStore
@@ -61,6 +61,35 @@ def test_the_power_goes_at_any_moment(kind: str, tmp_path: Path, monkeypatch: py
     assert found == sorted(found)
     assert found[0] == 0
     assert found[-1] == 4
+    assert all(found[image] >= step for image, step in reported.items())
+
+
+@pytest.mark.parametrize("kind", [power_loss.LOST, power_loss.HOLLOW])
+def test_the_power_goes_while_a_writer_stores(
+    kind: str, async_job: AsyncJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same of saves in the background, with their history and retention."""
+    base, images = Path(async_job.root).parent, tmp_path / "images"
+    here = str(Path(__file__).parent)
+    arm = f"import sys; sys.path.append({here!r}); import power_loss; from pathlib import Path"
+    monkeypatch.setattr(
+        writer,
+        "PROGRAM",
+        writer.PROGRAM.replace(
+            " main()", f" {arm}; power_loss.arm_writer({str(base)!r}, {str(images)!r}); main()"
+        ),
+    )
+    engine = begun(async_job, keep_last=2)
+    reported = {}
+    for step in (1, 2, 3, 4):
+        engine.save(make_state(step), step=step, samples=step, shared={}, per_rank={}, history=("{}",))
+        assert engine.wait().ok  # type: ignore[union-attr]
+        eventually(lambda: not engine.busy or engine.poll())
+        reported[len(list(images.glob("*-all"))) - 1] = step
+    engine.close()
+    found = [resumed(image / "store") for image in sorted(images.glob(f"*-{kind[:3]}"))]
+    assert found == sorted(found)
+    assert (found[0], found[-1]) == (0, 4)
     assert all(found[image] >= step for image, step in reported.items())
 
 
