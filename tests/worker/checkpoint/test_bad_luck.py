@@ -18,6 +18,7 @@ from engine_job import Job, make_state, save, start, weight
 from test_async import AsyncJob, begun, durable, eventually, landed, writer_pid
 
 from resumable_training.checkpoint import CheckpointEngine, async_save, writer
+from resumable_training.checkpoint.documents import Pin, pin
 from resumable_training.checkpoint.errors import StorageUnavailable, StoreOwnership, Superseded
 from resumable_training.checkpoint.listing import list_checkpoints, survey
 from resumable_training.checkpoint.local import LocalStore
@@ -327,6 +328,17 @@ def test_a_zombie_that_was_faster_is_followed(job: Job, monkeypatch: pytest.Monk
         save(zombie, 11)
     assert save(engine, 11).ok
     assert job.resume_points == ["step-00000011.3", BEFORE]
+
+
+def test_the_dead_hold_nothing(job: Job) -> None:
+    """Pins of attempts that died while they restored go with the next one that has; nobody else's do."""
+    start(job, 1, 10)
+    held = Pin(BEFORE, job.job, time.time() + 100)
+    others = ("restore-uid-4", "restore-uid-2x", "restore-another-1", "reader")
+    for name in ("restore-uid-1", "restore-uid-2", *others):
+        pin(job.store, name, held)
+    job.engine(3).restore(make_state())
+    assert [entry.name for entry in job.store.entries("pins")] == sorted(f"{name}.json" for name in others)
 
 
 # Others -----------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ hardest death: a whole machine, of two where ranks work together. `make soak` ha
 import ast
 import itertools
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -20,7 +19,7 @@ from test_async import eventually
 from test_ranks import assert_same
 
 from resumable_training import checkpoint
-from resumable_training.checkpoint import documents, verify
+from resumable_training.checkpoint import verify
 from resumable_training.checkpoint.listing import survey
 from resumable_training.checkpoint.local import LocalStore
 
@@ -204,13 +203,12 @@ def contents(root: Path) -> dict[str, bytes]:
 
 
 def clean(campaign: Campaign, step: int, record: int) -> None:
-    """Nothing is left but what is to be kept, or was being read by who died; and no process."""
+    """Nothing is left but what is to be kept, and nothing is held by the dead."""
     eventually(lambda: not strays(campaign.root))
     seen = survey(campaign.store)
     assert seen.incomplete == ()
-    pinned = documents.read_pins(campaign.store, time.time())  # for an hour at most
-    assert pinned <= ({f"step-{SAVES:08d}.1"} if campaign.death.moment.startswith("load.") else set())
-    assert len({*seen.complete} - pinned) == KEEP_LAST
+    assert len(seen.complete) == KEEP_LAST
+    assert campaign.store.entries("pins") == []
     assert set(seen.resume_points) == set(seen.complete)
     assert seen.resume_points[0].startswith(f"step-{step:08d}.")
     for name in seen.resume_points:

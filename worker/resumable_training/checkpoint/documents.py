@@ -119,3 +119,12 @@ def pin(store: Store, name: str, held: Pin) -> None:
 def unpin(store: Store, name: str) -> None:
     """Give a pin back."""
     store.delete(f"{PINS_DIRECTORY}/{name}.json")
+
+
+def unpin_up_to(store: Store, prefix: str, last: int) -> None:
+    """Give back all pins ``<prefix><number>`` whose number is at most ``last``."""
+    for entry in store.entries(PINS_DIRECTORY):
+        name = entry.name.removesuffix(".json")
+        number = name.removeprefix(prefix)
+        if name == prefix + number and number.isdecimal() and int(number) <= last:
+            unpin(store, name)

@@ -240,13 +240,14 @@ class CheckpointEngine:
         """Ask retention of an attempt that still runs to leave the checkpoint alone while it is read."""
         if source.store is not self._store or self._ranks.rank != 0:
             return
-        name = f"restore-{self._job_uid}-{self._attempt}".replace("/", "-")
+        prefix = f"restore-{self._job_uid}-".replace("/", "-")
         until = time.time() + _RESTORE_PIN_SECONDS
         try:
             if hold:
-                documents.pin(self._store, name, documents.Pin(source.name, self._job, until))
-            else:
-                documents.unpin(self._store, name)
+                held = documents.Pin(source.name, self._job, until)
+                documents.pin(self._store, f"{prefix}{self._attempt}", held)
+            else:  # and those of attempts before this one that died while they held it
+                documents.unpin_up_to(self._store, prefix, self._attempt)
         except CheckpointError as error:
             self._warn(f"could not pin {source.name}: {error}")
 
