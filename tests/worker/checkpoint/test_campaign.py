@@ -183,7 +183,8 @@ def die_saving(campaign: Campaign) -> int:
     for one in told:
         assert one.saved == {1: True, 2: True, SAVES: committed}
         assert_same(one.values, values_at(SAVES))
-        assert survey(campaign.store).incomplete == ()
+        half_deleted = ("step-00000001.1",) if death.moment == "retain.data" else ()  # until the next sweep
+        assert survey(campaign.store).incomplete == half_deleted
     return expected
 
 
