@@ -34,7 +34,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--setup-seconds", type=float, default=0.0, help="before it connects")
     parser.add_argument("--global-batch", type=int, default=64, help="samples per step, over all ranks")
     parser.add_argument("--checkpoint-every", type=int, default=0, help="steps; 0: only when drained")
-    parser.add_argument("--meet", action="store_true", help="none begins before all ranks are there")
+    parser.add_argument("--meet", action="store_true", help="begin and drain together, as a group does")
     parser.add_argument("--no-connect", action="store_true", help="a script that does not use the library")
     parser.add_argument("--ignore-drain", action="store_true")
     parser.add_argument("--exit-code", type=int, default=1, help="used by --exit-at")
@@ -108,6 +108,15 @@ class FakeRank:
             while b"\n" in self.received:
                 line, self.received = self.received.split(b"\n", 1)
                 self.draining = self.draining or json.loads(line)["kind"] == rankwire.DRAIN
+        if self.chosen.meet:
+            self.share_drain()
+
+    def share_drain(self) -> None:
+        """Who is to drain tells the others, for whom nobody else may be there to ask."""
+        note = Path(self.directory, f"drain-{self.attempt}")
+        if self.draining:
+            note.touch()
+        self.draining = note.exists()
 
     def meet(self) -> None:
         """Wait for the other ranks of the attempt, as a process group does."""

@@ -28,7 +28,7 @@ SILENT = ("--status-seconds", "3600")  # writes are only those that must be
 
 @dataclass(frozen=True)
 class Story:
-    """What happens to the job at step ``BREAK_AT``, and what comes of it."""
+    """What happens to the job at step ``BREAK_AT``, and its one ending, of one of the causes."""
 
     act: Callable[[ClusterRun], None]
     causes: tuple[str, ...]
@@ -51,7 +51,8 @@ def _shrink(run: ClusterRun) -> None:
 
 STORIES = {
     "failed pod": Story(_fail, ("node_lost",), ("train-0-1", "train-1-2", "train-2-1"), True),
-    "deleted pod": Story(_remove, ("evicted",), ("train-0-1", "train-1-2", "train-2-1"), False),
+    # Its agent's SIGTERM may be all that an operator hears which is away when the pod goes.
+    "deleted pod": Story(_remove, ("evicted", "preempted"), ("train-0-1", "train-1-2", "train-2-1"), False),
     "scaled down": Story(_shrink, ("scale",), ("train-0-1", "train-1-1"), False),
 }
 
@@ -104,7 +105,8 @@ def await_death(run: ClusterRun, process: OperatorProcess) -> bool:
 
 
 def _judge(story: Story, status: JobStatus) -> None:
-    assert (tuple(causes(status)), status.attempt.number) == (story.causes, 2)
+    (cause,) = causes(status)
+    assert (cause in story.causes, status.attempt.number) == (True, 2), cause
     assert (status.step, status.high_water_samples) == (STEPS, STEPS * SAMPLES)
     assert (status.ledger.rework_steps > 0) == story.rework
     ledger = status.ledger
