@@ -41,7 +41,9 @@ class Looks:
         self._phase = ""
 
     def look(self, ledger: LedgerStatus) -> Lately:
-        """What this look and those before it tell."""
+        """What this look and those before it tell. A ledger that has not begun is at 1970."""
+        if ledger.settled_at <= 0:
+            return Lately(self._phase)
         if not self._seen or ledger.settled_at > self._seen[-1].settled_at:
             self._phase = self._doing(ledger)
             self._seen.append(ledger)

@@ -72,6 +72,16 @@ def test_too_little_time_tells_no_goodput() -> None:
     assert looks.look(ledger(productive=400)) == Lately("productive")
 
 
+def test_a_ledger_that_has_not_begun_is_no_base() -> None:
+    """Its moment is 1970: goodput since then would be 0 % of decades."""
+    looks, begin = Looks(), 1_700_000_000_000
+    assert looks.look(LedgerStatus()) == Lately()
+    began = LedgerStatus(started_at=begin, settled_at=begin + 100, open_phase="starting")
+    assert looks.look(began) == Lately("starting")
+    later = {"settled_at": begin + 10_100, "open_phase": "unaccounted", "phases": {"productive": 5000}}
+    assert looks.look(began.model_copy(update=later)) == Lately("productive", 0.5, 10.0)
+
+
 def test_the_live_views_say_it() -> None:
     """The table of `rtj run`, the page of `rtj status --watch`, and the lines of a log."""
     later = STATUS.ledger.model_copy(
