@@ -13,19 +13,23 @@ import os
 import shlex
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from resumable_operator.cli.checkpoints_common import store_options
+from resumable_operator.cli.checkpoints_reading import pinned
 from resumable_operator.cli.directory_store import DirectoryStore
 from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.place import Place, PlacedCommand, checkpoints_at
 from resumable_operator.cli.rundir import RunDir, is_run
 from resumable_operator.cli.source import Listing
 from resumable_operator.cli.store_source import StoreSource
-from resumable_operator.errors import RetryableError
+from resumable_operator.errors import ClusterRefused, RetryableError
+from resumable_training.checkpoint import rollback
 from resumable_training.checkpoint.errors import CheckpointUserError
 from resumable_training.checkpoint.rollback import RolledBack
 from resumable_training.checkpoint.wanted import find, made_again
@@ -37,6 +41,7 @@ if TYPE_CHECKING:  # it needs the extra; without it the command says so
 
 Raw = dict[str, Any]
 POLL_SECONDS = 0.2
+RUN_GOES_ON = "the same `rtj run` command line continues it"
 SLACK_SECONDS = 30.0  # beyond the drain's window, for the run to end
 
 CLUSTER_HELP = """Let JOB go on from an older checkpoint, once.
@@ -84,22 +89,26 @@ def rollback_command(
     """
     with checkpoints_at(directory, place, image, time_limit) as store:
         if isinstance(store, StoreSource):
-            _require_idle(store, directory, suspend, yes)
-            done = store.roll_back(which)
+            owner = _owner(store, directory, suspend, yes)
+            done = store.roll_back(which) if owner is None else _stop_first(store, directory, which, owner)
             click.echo(json.dumps(to_plain(done), indent=2) if as_json else _told(done, directory))
             return
         from resumable_operator.cli.reader import ReaderStore
 
         assert isinstance(store, ReaderStore)
-        told = _in_cluster(store, which, suspend)
+        told = _in_cluster(store, which, suspend, place)
         click.echo(json.dumps(told, indent=2) if as_json else _told_in_cluster(told, place))
 
 
 # ---- a store at hand ---------------------------------------------------------------------------------------
 
 
-def _require_idle(store: StoreSource, directory: str, suspend: bool, yes: bool) -> None:
-    """Raises UsageProblem while a job trains, or when that can't be seen."""
+def _owner(store: StoreSource, directory: str, suspend: bool, yes: bool) -> int | None:
+    """Process id of the `rtj run` that is to be suspended first; None: no job trains.
+
+    Raises:
+        UsageProblem: one does and is not to be suspended, or that can't be seen.
+    """
     path = Path(directory)
     if "://" not in directory and is_run(path):
         run = RunDir(path)
@@ -111,9 +120,7 @@ def _require_idle(store: StoreSource, directory: str, suspend: bool, yes: bool) 
             raise UsageProblem(
                 f"{path}: `rtj run` (process {owner}) trains in it: stop it by Ctrl-C, or give --suspend"
             )
-        if owner is not None:
-            _suspend(run, owner)
-        return
+        return owner
     if suspend:
         raise UsageProblem("--suspend is for run directories and jobs in a cluster: this is only a store")
     if isinstance(store, DirectoryStore) and is_run(path.absolute().parent):
@@ -123,6 +130,28 @@ def _require_idle(store: StoreSource, directory: str, suspend: bool, yes: bool) 
             f"of {store.title} alone nobody can see whether a job trains in it. Such a job would be ended at"
             " its next save, and what it has done since its last one would be lost. If none trains, add --yes"
         )
+    return None
+
+
+def _stop_first(store: StoreSource, directory: str, which: str, owner: int) -> RolledBack:
+    """Only for a checkpoint that can be gone back to. Held: the drain's retention could delete it."""
+    with store.whole() as opened:
+        name = rollback.check(opened, which)
+        with pinned(opened, name, "rtj checkpoints rollback"), _told_how_to_go_on(RUN_GOES_ON):
+            _suspend(RunDir(Path(directory)), owner)
+            return store.roll_back(name)
+
+
+@contextmanager
+def _told_how_to_go_on(how: str) -> Iterator[None]:
+    """Whatever goes wrong after a job was stopped must not leave it stopped without a word."""
+    try:
+        yield
+    except (UsageProblem, RetryableError, ClusterRefused) as error:
+        text = f"{error}. Nothing was rolled back; the job was told to suspend, and {how}"
+        if isinstance(error, ClusterRefused):
+            raise ClusterRefused(error.reason, text) from error
+        raise type(error)(text) from error
 
 
 def _suspend(run: RunDir, owner: int) -> None:
@@ -132,7 +161,7 @@ def _suspend(run: RunDir, owner: int) -> None:
     os.kill(owner, signal.SIGTERM)
     while run.owner() is not None:
         if time.monotonic() > deadline:
-            raise RetryableError(f"process {owner} has not ended yet: nothing was changed")
+            raise RetryableError(f"process {owner} has not ended yet")
         time.sleep(POLL_SECONDS)
 
 
@@ -161,7 +190,7 @@ class _Names:
         self.resume_points = [info.name for info in listing.ours if info.resumable]
 
 
-def _in_cluster(store: ReaderStore, which: str, suspend: bool) -> Raw:
+def _in_cluster(store: ReaderStore, which: str, suspend: bool, place: Place) -> Raw:
     from resumable_operator.cli.suspend import await_suspended, is_suspended, set_suspend
 
     session, name = store.session, store.name
@@ -169,12 +198,15 @@ def _in_cluster(store: ReaderStore, which: str, suspend: bool) -> Raw:
     idle = is_suspended(obj)
     _require_stoppable(obj, name, idle, suspend)
     target = _target(store.listing(), which)
-    if not idle:
+    if idle:
+        wish = made_again(target, _earlier(obj))
+        session.run(_set_wish(session, name, wish, go_on=False))
+    else:
         obj, _ = session.run(set_suspend(session, name, True))
-        session.run(await_suspended(session, name, obj))
-        obj = session.run(session.job(name))
-    wish = made_again(target, _earlier(obj))
-    session.run(_set_wish(session, name, wish, go_on=not idle))
+        with _told_how_to_go_on(f"`{_resume_command(place, name, session.namespace)}` continues it"):
+            session.run(await_suspended(session, name, obj))
+            wish = made_again(target, _earlier(session.run(session.job(name))))
+            session.run(_set_wish(session, name, wish, go_on=True))
     where = {"job": name, "namespace": session.namespace}
     return {**where, "checkpoint": target, "resumeFrom": wish, "goes_on": not idle}
 
@@ -194,9 +226,13 @@ def _require_stoppable(obj: Raw, name: str, idle: bool, suspend: bool) -> None:
 
 def _target(listing: Listing, which: str) -> str:
     try:
-        return find(_Names(listing), which)
+        name = find(_Names(listing), which)
     except CheckpointUserError as error:
         raise UsageProblem(str(error)) from error
+    why = next(info.why_not for info in listing.ours if info.name == name)
+    if why.startswith("damaged"):
+        raise UsageProblem(f"{name} is {why}")
+    return name
 
 
 def _earlier(obj: Raw) -> list[str | None]:
@@ -212,8 +248,12 @@ async def _set_wish(session: Session, name: str, wish: str, *, go_on: bool) -> N
     await session.api.patch(JOBS, name, change, session.namespace)
 
 
-def _told_in_cluster(told: Raw, place: Place) -> str:
+def _resume_command(place: Place, name: str, namespace: str) -> str:
     front = ["kubectl", "rtj"] if place.plugin else ["rtj"]
-    resume = shlex.join([*front, "resume", told["job"], "-n", told["namespace"]])
+    return shlex.join([*front, "resume", name, "-n", namespace])
+
+
+def _told_in_cluster(told: Raw, place: Place) -> str:
+    resume = _resume_command(place, told["job"], told["namespace"])
     then = "it goes on" if told["goes_on"] else f"it goes on with `{resume}`"
     return f"job {told['job']} has spec.checkpoint.resumeFrom: {told['resumeFrom']}; {then} from there"

@@ -25,6 +25,7 @@ from resumable_operator.cli.report_model import (
 )
 from resumable_operator.cli.report_story import Story
 from resumable_operator.cli.units import byte_size, duration, percent
+from resumable_operator.words import counted
 
 NO_HISTORY = (
     "how many were made, how many failed, and which were passed over as damaged is not in a job's status;"
@@ -112,16 +113,16 @@ def render(report: Report, console: Console) -> None:
     _checkpoints(report.checkpoints, console)
     _interval(report.interval, console)
     if report.damaged_lines:
-        console.print(f"{report.damaged_lines} damaged lines of history.jsonl were skipped.", style="yellow")
+        skipped = counted(report.damaged_lines, "damaged line")
+        console.print(f"Skipped {skipped} of history.jsonl.", style="yellow")
 
 
 def _title(report: Report, console: Console) -> None:
     line = Text.assemble((report.name, "bold"), f"  {report.phase}")
     console.print(line + Text(f": {report.reason}" if report.reason else ""))
     rework = f", {report.rework_steps} steps done again" if report.rework_steps else ""
-    console.print(
-        f"step {report.step} (furthest {report.high_water_step}{rework}), attempts {report.attempts}"
-    )
+    attempts = counted(report.attempts, "attempt")
+    console.print(f"step {report.step} (furthest {report.high_water_step}{rework}), {attempts}")
     numbers = report.goodput
     console.print(
         f"goodput {percent(numbers.goodput)} = scheduling {percent(numbers.scheduling)}"
@@ -156,7 +157,8 @@ def _endings(report: Report, console: Console) -> None:
     else:
         console.print(_ending_table(report))
     if report.endings_not_shown:
-        console.print(f"({report.endings_not_shown} older ones are counted but no longer kept one by one)")
+        older = counted(report.endings_not_shown, "older one")
+        console.print(f"(and {older}, counted but no longer kept one by one)")
     for number, item in enumerate(report.endings, 1):
         _evidence(number, item, console)
     _recoveries(report, console)
@@ -232,7 +234,8 @@ def _checkpoints(numbers: CheckpointNumbers, console: Console) -> None:
         _newest_checkpoint(numbers, console)
         return
     failed = f", {numbers.failed} failed" if numbers.failed else ""
-    console.print(f"Checkpoints: {numbers.made} made{failed}; newest {numbers.newest or 'none'}")
+    newest = f"; newest {numbers.newest}" if numbers.newest else ""
+    console.print(f"Checkpoints: {numbers.made or 'none'} made{failed}{newest}")
     if numbers.made:
         console.print(
             f"  newest {byte_size(numbers.newest_bytes)}, all {byte_size(numbers.total_bytes or 0)};"

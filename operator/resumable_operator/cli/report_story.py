@@ -10,6 +10,7 @@ from resumable_operator.cli.report_facts import gather
 from resumable_operator.cli.report_model import Report, build_report
 from resumable_operator.cli.rundir import HistoryEvent, JobFile, Lines
 from resumable_operator.model import JobStatus, SaveInterval
+from resumable_operator.words import counted
 from resumable_training.checkpoint.history import AttemptHistory
 
 
@@ -42,7 +43,8 @@ def tell(
     facts = gather(status, history.items if history is not None else (), ours, job.uid)
     damaged = sum(item.damaged for item in ours)
     if damaged:
-        notes = (*notes, f"{damaged} damaged lines of the histories beside the checkpoints were skipped.")
+        lines = counted(damaged, "damaged line")
+        notes = (*notes, f"Skipped {lines} of the histories beside the checkpoints.")
     if report.damaged_lines:
-        notes = (*notes, f"{report.damaged_lines} damaged lines of history.jsonl were skipped.")
+        notes = (*notes, f"Skipped {counted(report.damaged_lines, 'damaged line')} of history.jsonl.")
     return Story(report, build_course(status, facts, now), notes)

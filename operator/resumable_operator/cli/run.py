@@ -32,6 +32,8 @@ from resumable_operator.cli.run_options import (
 from resumable_operator.cluster.local_files import RunFiles
 from resumable_operator.errors import FatalError, UserError
 from resumable_operator.model import Interruption, JobStatus
+from resumable_operator.words import counted
+from resumable_training.contract.metrics import INTERRUPTION_CAUSES
 
 logger = logging.getLogger(__name__)
 
@@ -142,11 +144,10 @@ async def _train(wish: Wish, setting: Setting, console: Console) -> JobStatus:
 
 def summarize(console: Console, status: JobStatus, setting: Setting) -> None:
     """What came of it, in a few lines."""
-    lost = ", ".join(f"{count} {cause}" for cause, count in sorted(status.interruption_counts.items()))
     share = cells(row(status, status.ledger.settled_at / 1000))["goodput"]
     lines = [
-        f"{_outcome(status)}: step {status.step}, {status.attempt.number} attempts, "
-        f"interruptions: {lost or 'none'}, goodput {share}"
+        f"{_outcome(status)}: step {status.step}, {counted(status.attempt.number, 'attempt')}, "
+        f"{endings_told(status)}, goodput {share}"
     ]
     if status.phase == "Failed":
         lines += status.reason.splitlines()[:1]
@@ -155,6 +156,14 @@ def summarize(console: Console, status: JobStatus, setting: Setting) -> None:
         lines.append(f"the same command line continues {_resume_point(status)}")
     for line in [*lines, f"where the time went: rtj report {_short(setting.directory)}"]:
         console.print(line, soft_wrap=True)
+
+
+def endings_told(status: JobStatus) -> str:
+    """``interruptions: 1 crash, planned endings: 1 suspend``; nobody planned the former."""
+    counts = sorted(status.interruption_counts.items())
+    lost = ", ".join(f"{count} {cause}" for cause, count in counts if cause in INTERRUPTION_CAUSES)
+    planned = ", ".join(f"{count} {cause}" for cause, count in counts if cause not in INTERRUPTION_CAUSES)
+    return f"interruptions: {lost or 'none'}" + (f", planned endings: {planned}" if planned else "")
 
 
 def _shown_live(status: JobStatus, setting: Setting) -> str | None:

@@ -36,6 +36,7 @@ from resumable_operator.decide.observation import Job, Observation
 from resumable_operator.errors import RetryableError
 from resumable_operator.model import BudgetStatus, JobSpec, JobStatus
 from resumable_operator.reconcile import Reconciler, Settings
+from resumable_operator.words import counted
 from resumable_training.contract import env
 
 logger = logging.getLogger(__name__)
@@ -140,7 +141,7 @@ class LocalRun:
             elif previous.status.phase != "Suspended":
                 previous = store.write_status(previous, after_a_kill(previous.status, self._clock.now()))
             self._messages.append(
-                f"continuing {files.root}: {previous.status.attempt.number} attempts so far"
+                f"continuing {files.root}: {counted(previous.status.attempt.number, 'attempt')} so far"
             )
             if previous.name != self._wish.name:
                 self._messages.append(f"the job keeps its name, {previous.name}")

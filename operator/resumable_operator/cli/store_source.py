@@ -102,7 +102,7 @@ class StoreSource(ABC):
         self, keep: int | None, act: bool, every: int | None = None, protect: Sequence[str] = ()
     ) -> Pruned:
         keeping, now = self.keeping(), time.time()
-        with self._whole() as store:
+        with self.whole() as store:
             planned = prune.plan(
                 store,
                 now,
@@ -114,30 +114,30 @@ class StoreSource(ABC):
             return Pruned(planned, tuple(one.name for one in gone), act)
 
     def pin(self, which: str, holder: str, until: float) -> str:
-        with self._whole() as store:
+        with self.whole() as store:
             name = find(survey(store), which)
             pins.give(store, Pin(name, holder, until))
             return name
 
     def pins(self) -> list[Held]:
         now = time.time()
-        with self._whole() as store:
+        with self.whole() as store:
             return [_held(one, now) for one in pins.read_pin_files(store)]
 
     def unpin(self, which: str | None, holder: str | None) -> list[Held]:
         now = time.time()
-        with self._whole() as store:
+        with self.whole() as store:
             name = find(survey(store), which) if which is not None else None
             meant = [one for one in pins.read_pin_files(store) if _is_meant(one, name, holder)]
             pins.take_back(store, meant)
             return [_held(one, now) for one in meant]
 
     def roll_back(self, which: str) -> RolledBack:
-        with self._whole() as store:
+        with self.whole() as store:
             return roll_back(store, which, now=time.time(), nonce=uuid.uuid4().hex)
 
     @contextmanager
-    def _whole(self) -> Iterator[Store]:
+    def whole(self) -> Iterator[Store]:
         """For what concerns a store and not a checkpoint in it."""
         with self.opened() as found:
             if found.only is not None:

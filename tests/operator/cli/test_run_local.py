@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from resumable_operator.cli.exitcodes import UsageProblem
-from resumable_operator.cli.run import _resume_point, failure_tail
+from resumable_operator.cli.run import _resume_point, endings_told, failure_tail
 from resumable_operator.cli.run_local import after_a_kill, check_continuation, check_fresh, reopened
 from resumable_operator.cli.run_options import Options, Wish, from_options
 from resumable_operator.decide.ledger import enter, open_ledger, settle
@@ -31,6 +31,20 @@ def wish(*command: str) -> Wish:
 def job(phase: str, *command: str) -> Job:
     status = JobStatus.model_validate({"phase": phase})
     return Job("local", "train", "uid", 1, wish(*command).spec, status)
+
+
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ({}, "interruptions: none"),
+        ({"hang": 1, "crash": 2}, "interruptions: 2 crash, 1 hang"),
+        ({"suspend": 1}, "interruptions: none, planned endings: 1 suspend"),
+        ({"suspend": 1, "oom": 1, "scale": 2}, "interruptions: 1 oom, planned endings: 2 scale, 1 suspend"),
+    ],
+)
+def test_what_somebody_planned_is_no_interruption(counts: dict[str, int], told: str) -> None:
+    """The line at the end of `rtj run` counts the two apart."""
+    assert endings_told(JobStatus(interruption_counts=counts)) == told
 
 
 @pytest.mark.parametrize("phase", ["Running", "Suspended", "Failed"])

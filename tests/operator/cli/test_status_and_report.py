@@ -78,6 +78,17 @@ def test_the_report_says_what_recoveries_were_made_of(run, rtj) -> None:
     assert json.loads(rtj("report", run.path, "--json").output)["recoverySeconds"]["warmup"] == 0.6
 
 
+def test_a_report_counts_in_good_grammar(run, rtj) -> None:
+    """One is no plural, and of nothing there is no newest."""
+    first = STATUS.model_copy(update={"attempt": STATUS.attempt.model_copy(update={"number": 1})})
+    run.status(first.model_copy(update={"checkpoint": None})).history()
+    told = rtj("report", run.path).output
+    assert "4 steps done again), 1 attempt\n" in told
+    assert "Checkpoints: none made\n" in told
+    page = rtj("report", run.path, "--html", "-").output
+    assert "No save was made." in page
+
+
 def test_budgets_forget_what_is_older_than_their_window() -> None:
     """What is left is what the next decision will see."""
     spec = JobSpec.model_validate(
@@ -186,7 +197,7 @@ def test_damaged_history_is_said(run, rtj) -> None:
     run.history('{"at": 1, "wor')
     result = rtj("report", run.path)
     assert result.exit_code == 0
-    assert "1 damaged lines of history.jsonl were skipped." in result.output
+    assert "Skipped 1 damaged line of history.jsonl." in result.output
     assert "no save was measured" in result.output
 
 

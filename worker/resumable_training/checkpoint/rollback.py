@@ -50,11 +50,7 @@ def roll_back(store: Store, wanted: str, *, now: float, nonce: str) -> RolledBac
         Superseded: an attempt began just now.
         StorageUnavailable: cannot tell; perhaps nothing was changed.
     """
-    if read_identity(store) is None:
-        raise StoreMisconfigured(f"{store.location} is no store of checkpoints with records to roll back")
-    seen = survey(store)
-    target = find(seen, wanted)
-    manifest = _manifest_of(store, target)
+    seen, target, manifest = _target(store, wanted)
     if seen.resume_points[:1] == [target]:
         return RolledBack(target, manifest.step, manifest.samples, (), None)
     record = _record(seen, target, manifest, now, nonce)
@@ -62,6 +58,25 @@ def roll_back(store: Store, wanted: str, *, now: float, nonce: str) -> RolledBac
     after = survey(store)
     left = [name for name in seen.resume_points if not after.chain.contains(name)]
     return RolledBack(target, manifest.step, manifest.samples, tuple(left), record.seq)
+
+
+def check(store: Store, wanted: str) -> str:
+    """Name of the checkpoint that ``roll_back`` would go back to: to ask before a job is stopped for it.
+
+    Changes nothing, and may be called while the job trains.
+
+    Raises:
+        NoResumePoint, StoreMisconfigured, StorageUnavailable: as ``roll_back`` does.
+    """
+    return _target(store, wanted)[1]
+
+
+def _target(store: Store, wanted: str) -> tuple[Survey, str, Manifest]:
+    if read_identity(store) is None:
+        raise StoreMisconfigured(f"{store.location} is no store of checkpoints with records to roll back")
+    seen = survey(store)
+    target = find(seen, wanted)
+    return seen, target, _manifest_of(store, target)
 
 
 def _manifest_of(store: Store, name: str) -> Manifest:

@@ -144,7 +144,7 @@ def endings(report: Report) -> Html:
         tag("p", _by_cause(report)),
         _recoveries(report),
         tag("div", _ending_table(report.endings), class_="scroll"),
-        tag("p", f"{older} older ones are counted but no longer kept one by one.", class_="note")
+        tag("p", f"And {counted(older, 'older one')}, counted but no longer kept one by one.", class_="note")
         if older
         else None,
     )
@@ -263,12 +263,13 @@ def checkpoints(report: Report, course: Course) -> Html:
 
 def _saves_told(report: Report) -> str:
     numbers = report.checkpoints
-    newest = numbers.newest or "none"
+    size = byte_size(numbers.newest_bytes)
     if numbers.made is None:
-        return f"Newest: {newest}, {byte_size(numbers.newest_bytes)}. Of the others, {NO_HISTORY}."
+        newest = f"Newest: {numbers.newest}, {size}." if numbers.newest else "None yet."
+        return f"{newest} Of the others, {NO_HISTORY}."
     failed = f", {numbers.failed} failed" if numbers.failed else ""
-    text = f"{counted(numbers.made, 'save')} made{failed}; the newest is {newest}"
-    text += f", {byte_size(numbers.newest_bytes)}." if numbers.newest else "."
+    text = f"{counted(numbers.made, 'save') if numbers.made else 'No save was'} made{failed}"
+    text += f"; the newest is {numbers.newest}, {size}." if numbers.newest else "."
     if numbers.blocking_seconds is not None:
         text += (
             f" One stops training for {duration(numbers.blocking_seconds)} and is durable after"
