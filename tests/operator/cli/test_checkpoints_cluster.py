@@ -9,6 +9,7 @@ import pytest
 from job_objects import stored_job
 
 from resumable_operator.cli.reader import Output, ReaderStore, parsed
+from resumable_operator.errors import RetryableError
 from resumable_operator.model import Condition, JobStatus
 from resumable_training.checkpoint.listing import CheckpointInfo
 from resumable_training.contract.codec import to_plain
@@ -111,6 +112,19 @@ def test_the_same_wish_again_is_another_one(back) -> None:
     """Granted before, by spec or by status: a serial number makes it count."""
     assert back(job(resumeFrom=NAMES[2]))[1] == [{"checkpoint": {"resumeFrom": f"{NAMES[2]}#2"}}]
     assert back(job(resumed=f"{NAMES[2]}#4"))[1] == [{"checkpoint": {"resumeFrom": f"{NAMES[2]}#5"}}]
+
+
+def test_an_error_after_a_job_was_suspended_says_how_it_goes_on(back, monkeypatch) -> None:
+    """The API server went away before it was told where from."""
+
+    async def refuse(*arguments: object, **options: object) -> None:
+        raise RetryableError("the API server does not answer")
+
+    monkeypatch.setattr("resumable_operator.cli.checkpoints_rollback._set_wish", refuse)
+    result, patches = back(job("Running", suspend=False), "--suspend")
+    assert (result.exit_code, patches) == (6, [{"suspend": True}])
+    assert "does not answer. Nothing was rolled back; the job was told to suspend" in result.output
+    assert "`rtj resume train -n team` continues it" in result.output
 
 
 def test_a_job_that_trains_is_refused_or_suspended(back) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ import torch.distributed.checkpoint as dcp
 from checkpoint_store import Store
 
 from resumable_operator.cli.checkpoints_pins import until
+from resumable_operator.cli.directory_store import DirectoryStore
 from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.errors import RetryableError
 from resumable_training.checkpoint.files import single_process_is_fine
 from resumable_training.checkpoint.listing import survey
 from resumable_training.checkpoint.local import LocalStore
@@ -165,28 +168,63 @@ def test_roll_back_of_a_running_job_is_refused(bare, rtj) -> None:
     assert len(resume_points(made)) == 5
 
 
-def test_roll_back_can_stop_the_run_first(bare, rtj) -> None:
-    """By SIGTERM, as a drain; the record is made when it has ended."""
-    made = fill(bare.job().path / "checkpoints")
-    code = (
-        "import fcntl, os, signal, sys\n"
-        "file = open(sys.argv[1], 'w'); file.write(f'{os.getpid()}\\n'); file.flush()\n"
-        "fcntl.flock(file, fcntl.LOCK_EX)\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
-        "print('owned', flush=True)\n"
-        "signal.pause()\n"
-    )
-    owner = subprocess.Popen([sys.executable, "-c", code, bare.path / "lock"], stdout=subprocess.PIPE)
+OWNER = (
+    "import fcntl, os, signal, sys\n"
+    "file = open(sys.argv[1] + '/lock', 'w'); file.write(f'{os.getpid()}\\n'); file.flush()\n"
+    "fcntl.flock(file, fcntl.LOCK_EX)\n"
+    "pins = sys.argv[1] + '/checkpoints/pins'\n"
+    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5 if os.listdir(pins) else 9))\n"
+    "print('owned', flush=True)\n"
+    "signal.pause()\n"
+)
+
+
+@pytest.fixture
+def owner(bare) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that owns the run and ends at SIGTERM: with 5 if a checkpoint is pinned then, else with 9."""
+    fill(bare.job().path / "checkpoints")
+    process = subprocess.Popen([sys.executable, "-c", OWNER, bare.path], stdout=subprocess.PIPE)
     try:
-        assert owner.stdout is not None
-        assert owner.stdout.readline() == b"owned\n"
-        result = rtj("checkpoints", "rollback", bare.path, "--to", 20, "--suspend")
-        assert result.exit_code == 0, result.output
-        assert owner.wait(10) == 5
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"owned\n"
+        yield process
     finally:
-        owner.send_signal(signal.SIGKILL)
-        owner.wait()
-    assert resume_points(made)[0] == name(20, 1)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+
+
+def test_roll_back_can_stop_the_run_first(bare, owner, rtj) -> None:
+    """By SIGTERM, as a drain, whose retention can't delete the checkpoint; the record is made afterwards."""
+    result = rtj("checkpoints", "rollback", bare.path, "--to", 20, "--suspend")
+    assert result.exit_code == 0, result.output
+    assert owner.wait(10) == 5
+    store = LocalStore(bare.path / "checkpoints")
+    assert survey(store).resume_points[0] == name(20, 1)
+    assert list((bare.path / "checkpoints" / "pins").iterdir()) == []
+
+
+@pytest.mark.parametrize("to", ["25", "11", "nonsense", name(30, 1)])
+def test_what_cannot_be_gone_back_to_stops_nothing(bare, owner, rtj, to: str) -> None:
+    """No such step, an incomplete one, a damaged one: the job trains on."""
+    (bare.path / "checkpoints" / name(30, 1) / "__0_0.distcp").write_bytes(b"")
+    result = rtj("checkpoints", "rollback", bare.path, "--to", to, "--suspend")
+    assert result.exit_code in (1, 2)
+    assert "drains" not in result.output
+    assert owner.poll() is None
+
+
+def test_an_error_after_the_job_was_stopped_says_how_it_goes_on(bare, owner, rtj, monkeypatch) -> None:
+    """The store went away, or an attempt began, between the question and the act."""
+
+    def refuse(self: DirectoryStore, which: str) -> None:
+        assert owner.wait(10) == 5
+        raise RetryableError("the store has not answered")
+
+    monkeypatch.setattr(DirectoryStore, "roll_back", refuse)
+    result = rtj("checkpoints", "rollback", bare.path, "--to", 20, "--suspend")
+    assert result.exit_code == 6
+    assert "the store has not answered. Nothing was rolled back; the job was told to suspend" in result.output
+    assert "the same `rtj run` command line continues it" in result.output
 
 
 def test_roll_back_of_a_store_needs_the_users_word(made, rtj) -> None:
