@@ -11,7 +11,7 @@ import click
 
 from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.place import Place, checkpoints_at
-from resumable_operator.cli.store_source import Opened, StoreSource, chosen
+from resumable_operator.cli.store_source import Opened, StoreSource, chosen, naming_next_older
 from resumable_operator.decide.assign import store_root
 from resumable_training.checkpoint import pins
 from resumable_training.checkpoint.errors import StorageUnavailable
@@ -45,11 +45,12 @@ def reading(where: str, which: str | None, place: Place, holder: str) -> Iterato
     """The checkpoint that is meant, pinned for the length of the block.
 
     Raises:
+        DamagedFound: its bytes are not those that were written; names the next older one.
         UsageProblem: there is none; or it is a job's in a cluster, and then how to reach it.
     """
     with opened_here(where, place) as found:
         store, name = chosen(found, which)
-        with pinned(store, name, holder):
+        with naming_next_older(found, "--step"), pinned(store, name, holder):
             yield Reading(store, name)
 
 

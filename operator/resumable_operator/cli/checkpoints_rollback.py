@@ -23,11 +23,11 @@ import click
 from resumable_operator.cli.checkpoints_common import store_options
 from resumable_operator.cli.checkpoints_reading import pinned
 from resumable_operator.cli.directory_store import DirectoryStore
-from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.cli.exitcodes import DamagedFound, UsageProblem
 from resumable_operator.cli.place import Place, PlacedCommand, checkpoints_at
 from resumable_operator.cli.rundir import RunDir, is_run
 from resumable_operator.cli.source import Listing
-from resumable_operator.cli.store_source import StoreSource
+from resumable_operator.cli.store_source import Opened, StoreSource, naming_next_older
 from resumable_operator.errors import ClusterRefused, RetryableError
 from resumable_training.checkpoint import rollback
 from resumable_training.checkpoint.errors import CheckpointUserError
@@ -136,7 +136,8 @@ def _owner(store: StoreSource, directory: str, suspend: bool, yes: bool) -> int 
 def _stop_first(store: StoreSource, directory: str, which: str, owner: int) -> RolledBack:
     """Only for a checkpoint that can be gone back to. Held: the drain's retention could delete it."""
     with store.whole() as opened:
-        name = rollback.check(opened, which)
+        with naming_next_older(Opened(opened, list), "--to"):
+            name = rollback.check(opened, which)
         with pinned(opened, name, "rtj checkpoints rollback"), _told_how_to_go_on(RUN_GOES_ON):
             _suspend(RunDir(Path(directory)), owner)
             return store.roll_back(name)
@@ -147,7 +148,7 @@ def _told_how_to_go_on(how: str) -> Iterator[None]:
     """Whatever goes wrong after a job was stopped must not leave it stopped without a word."""
     try:
         yield
-    except (UsageProblem, RetryableError, ClusterRefused) as error:
+    except (UsageProblem, DamagedFound, RetryableError, ClusterRefused) as error:
         text = f"{error}. Nothing was rolled back; the job was told to suspend, and {how}"
         if isinstance(error, ClusterRefused):
             raise ClusterRefused(error.reason, text) from error
@@ -231,7 +232,7 @@ def _target(listing: Listing, which: str) -> str:
         raise UsageProblem(str(error)) from error
     why = next(info.why_not for info in listing.ours if info.name == name)
     if why.startswith("damaged"):
-        raise UsageProblem(f"{name} is {why}")
+        raise DamagedFound(f"{name} is {why}")
     return name
 
 

@@ -20,7 +20,7 @@ INTERRUPTED = 130  # as shells do: 128 + SIGINT
 
 MEANING = {
     SUCCESS: "success",
-    CHECK_FAILED: "a check did not hold: demo, checkpoints verify",
+    CHECK_FAILED: "a check did not hold: demo; a checkpoint is damaged",
     USAGE: "usage error: the command line or the job's spec is wrong",
     USER_ERROR: "the job failed for an error of its own: its script, its model or its data",
     BUDGET: "the job ran out of a budget: too many failures, or its deadline",
@@ -29,7 +29,7 @@ MEANING = {
 }
 IN_CLUSTER = {  # what the commands for jobs in a cluster exit with
     SUCCESS: MEANING[SUCCESS],
-    CHECK_FAILED: "a check did not hold: checkpoints verify",
+    CHECK_FAILED: "a check did not hold: a checkpoint is damaged",
     USAGE: MEANING[USAGE],
     INTERNAL: MEANING[INTERNAL],
 }
@@ -40,10 +40,16 @@ class UsageProblem(UserError):
     """The command line names something that is not there or not what it must be."""
 
 
+class DamagedFound(ResumableError):
+    """What a command was to read is proved damaged: no mistake of the command line's, and no trouble."""
+
+
 def for_error(error: ResumableError) -> int:
     """What the process exits with when ``error`` ends it."""
     if isinstance(error, (SpecError, UsageProblem)):
         return USAGE
+    if isinstance(error, DamagedFound):
+        return CHECK_FAILED
     return USER_ERROR if isinstance(error, UserError) else INTERNAL
 
 

@@ -315,7 +315,7 @@ def parsed(output: Output, title: str) -> Any:
     """The object, or the list of objects, that ``rtj checkpoints ... --json`` printed.
 
     Raises:
-        UsageProblem, RetryableError, FatalError: as the reader's own exit code says, with its words.
+        UsageProblem, DamagedFound, RetryableError, FatalError: as the reader's own exit code says, with its words.
     """
     if output.code in (exitcodes.SUCCESS, exitcodes.CHECK_FAILED, exitcodes.INTERNAL):
         found = _json(output.text)
@@ -327,6 +327,8 @@ def parsed(output: Output, title: str) -> Any:
         if "no such directory" in text:
             text = f"{title}: there is no such directory: no checkpoint was made there yet"
         raise UsageProblem(text)
+    if output.code == exitcodes.CHECK_FAILED and lines[-1].startswith("Error: "):  # not Python's own 1
+        raise exitcodes.DamagedFound(text)
     if output.code == exitcodes.INTERNAL:
         raise RetryableError(text)
     raise FatalError(f"{text} (exit code {output.code})")

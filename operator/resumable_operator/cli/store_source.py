@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.cli.exitcodes import DamagedFound, UsageProblem
 from resumable_operator.cli.progress import bytes_bar
 from resumable_operator.cli.source import Checked, Held, Listing, Pruned
 from resumable_operator.errors import RetryableError
@@ -20,7 +20,7 @@ from resumable_training.checkpoint import pins, prune
 from resumable_training.checkpoint.audit import Target, audit
 from resumable_training.checkpoint.content import Content, read_content
 from resumable_training.checkpoint.documents import Pin
-from resumable_training.checkpoint.errors import CheckpointError, CheckpointUserError
+from resumable_training.checkpoint.errors import CheckpointError, CheckpointUserError, DamagedCheckpoint
 from resumable_training.checkpoint.history import AttemptHistory, read_histories
 from resumable_training.checkpoint.listing import Survey, list_checkpoints, survey
 from resumable_training.checkpoint.rollback import RolledBack, roll_back
@@ -96,7 +96,8 @@ class StoreSource(ABC):
     def show(self, which: str | None) -> Content:
         with self.opened() as found:
             store, name = chosen(found, which)
-            return read_content(store, name, foreign=parse_checkpoint_name(name) is None)
+            with naming_next_older(found, "--step"):
+                return read_content(store, name, foreign=parse_checkpoint_name(name) is None)
 
     def prune(
         self, keep: int | None, act: bool, every: int | None = None, protect: Sequence[str] = ()
@@ -133,7 +134,7 @@ class StoreSource(ABC):
             return [_held(one, now) for one in meant]
 
     def roll_back(self, which: str) -> RolledBack:
-        with self.whole() as store:
+        with self.whole() as store, naming_next_older(Opened(store, list), "--to"):
             return roll_back(store, which, now=time.time(), nonce=uuid.uuid4().hex)
 
     @contextmanager
@@ -193,6 +194,35 @@ def chosen(found: Opened, which: str | None) -> tuple[Store, str]:
     return found.store, newest
 
 
+@contextmanager
+def naming_next_older(found: Opened, option: str) -> Iterator[None]:
+    """Damage comes out with what can be asked for instead, by ``option``.
+
+    Raises:
+        DamagedFound: the block has met a damaged checkpoint.
+    """
+    try:
+        yield
+    except DamagedCheckpoint as error:
+        raise DamagedFound(f"{error}{_next_older(found, error.name, option)}") from error
+
+
+def _next_older(found: Opened, name: str, option: str) -> str:
+    if found.only is not None:
+        return ""
+    try:
+        names = [*_Choice(survey(found.store)).resume_points, *found.foreign()]
+    except CheckpointError:  # what is known already is worth more than this
+        return ""
+    after = names[names.index(name) + 1 :] if name in names else []
+    if not after:
+        return ""
+    parsed = parse_checkpoint_name(after[0])
+    if parsed is None:
+        return f"; the next older is {after[0]}: {option} {after[0]}"
+    return f"; the next older is step {parsed[0]}: {option} {parsed[0]}"
+
+
 def _listing_of(store: Store, foreign: Callable[[], Iterable[str]]) -> Listing:
     """What a store holds, and which of other programs' checkpoints a job would be offered."""
     ours, others = tuple(list_checkpoints(store, time.time())), tuple(foreign())
@@ -233,11 +263,14 @@ def store_errors() -> Iterator[None]:
     """The store's errors in the words of this package.
 
     Raises:
+        DamagedFound: a checkpoint is not what was written.
         UsageProblem: it can't be used as it was named, or not with what is installed here.
         RetryableError: it can't tell now.
     """
     try:
         yield
+    except DamagedCheckpoint as error:
+        raise DamagedFound(str(error)) from error
     except CheckpointUserError as error:
         raise UsageProblem(str(error)) from error
     except CheckpointError as error:

@@ -67,8 +67,21 @@ def test_problems_are_told(made: Store, bare, rtj, tmp_path: Path) -> None:
     both = rtj("checkpoints", "copy", made.root / name(10, 1), tmp_path / "far", "--step", 10)
     assert (both.exit_code, "leave out --step" in both.output) == (2, True)
     flip_a_bit(made.root / name(20, 1))
-    damaged = rtj("checkpoints", "copy", made.root, tmp_path / "far")
-    assert (damaged.exit_code, "is damaged: __0_0.distcp" in damaged.output) == (2, True)
+
+
+def test_damage_is_told_alike_by_all_who_read(made: Store, rtj, tmp_path: Path) -> None:
+    """The exit code and the words of `verify`, whose range ends where the file does; and what is older."""
+    flip_a_bit(made.root / name(20, 1))
+    words = "damaged: __0_0.distcp: the 7000 bytes from 0 on are not those that were written"
+    verified = rtj("checkpoints", "verify", made.root)
+    assert (verified.exit_code, f"{name(20, 1)}  {words}\n" in verified.output) == (1, True)
+    copied = rtj("checkpoints", "copy", made.root, tmp_path / "far")
+    assert copied.exit_code == 1
+    assert copied.output == f"Error: {name(20, 1)} is {words}; the next older is step 10: --step 10\n"
+    alone = rtj("checkpoints", "copy", made.root / name(20, 1), tmp_path / "other")
+    assert (alone.exit_code, alone.output) == (1, f"Error: {name(20, 1)} is {words}\n")
+    everything = rtj("checkpoints", "copy", made.root, tmp_path / "all", "--all")
+    assert (everything.exit_code, words in everything.output) == (1, True)
 
 
 def test_a_store_that_is_read_only_here_is_read_all_the_same(made: Store, rtj, tmp_path, monkeypatch) -> None:

@@ -190,8 +190,8 @@ def test_a_flipped_bit_is_not_exported(trained, rtj, tmp_path: Path) -> None:
     finally:
         data[len(data) // 2] ^= 1
         shard.write_bytes(data)
-    assert result.exit_code == 6
-    assert "__0_0.distcp" in result.output
+    assert result.exit_code == 1
+    assert f"{name(10, 1)} is damaged: __0_0.distcp: the {len(data)} bytes from 0 on are not" in result.output
     assert list(tmp_path.iterdir()) == []
 
 

@@ -248,6 +248,7 @@ def test_the_list_is_found_among_other_words(text: str, code: int) -> None:
         ("Error: /checkpoints/a holds no complete checkpoint\n", 2, "holds no complete checkpoint", 2),
         ("Error: /checkpoints/a: no such directory; give x\n", 2, "no checkpoint was made there yet", 2),
         ("warning\nError: Input/output error\n", 6, "claim c: Input/output error", 6),
+        ("Error: step-1 is damaged: x\n", 1, "claim c: step-1 is damaged: x", 1),
         ("python: No module named resumable_operator\n", 1, "No module named", 6),
         ("Traceback\nZeroDivisionError\n", 6, "claim c: ZeroDivisionError", 6),
         ("", 0, "the reader said nothing", 6),

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from resumable_training.checkpoint.errors import StorageUnavailable
+from resumable_training.checkpoint.errors import CheckpointError, StorageUnavailable
 from resumable_training.checkpoint.store import Store
 from resumable_training.contract.manifest import FileEntry
 
@@ -206,19 +206,31 @@ class BlockStream(io.RawIOBase):
                 self._kept[later] = pool.submit(self._fetch, later)
 
 
+class BlockDiffers(CheckpointError):
+    """Bytes of a file are not those that the manifest vouches for."""
+
+    def __init__(self, at: int, length: int) -> None:
+        super().__init__(f"{length} bytes from {at} on")
+        self.at = at
+        self.length = length
+
+
 def verified_stream(store: Store, name: str, entry: FileEntry, block_bytes: int) -> BlockStream:
     """A file whose every block is compared with the manifest when it is read.
 
-    A block that differs is read a second time, and then nobody can tell: it is not the reader's to judge.
+    Raises (when it is read):
+        BlockDiffers: two reads of a block were wrong; the one who reads knows the checkpoint's name.
     """
 
     def fetch(number: int) -> bytes:
+        at = number * block_bytes
+        length = min(block_bytes, entry.bytes - at)
         for _ in range(2):
-            data = store.read(name, number * block_bytes, block_bytes)
+            data = store.read(name, at, length)
             if xxhash.xxh3_128_hexdigest(data) == entry.blocks[number]:
                 return data
-        raise StorageUnavailable(
-            f"{name}: the bytes from {number * block_bytes} on are not those of the manifest"
-        )
+        if len(data) != length:  # its size was right a moment ago
+            raise StorageUnavailable(f"{name}: {len(data)} bytes came from {at} on")
+        raise BlockDiffers(at, length)
 
     return BlockStream(entry.bytes, block_bytes, fetch)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from resumable_training.checkpoint import verify
-from resumable_training.checkpoint.errors import NoResumePoint, StorageUnavailable
+from resumable_training.checkpoint.errors import DamagedCheckpoint, StorageUnavailable
 from resumable_training.checkpoint.store import Store
 from resumable_training.contract.manifest import MANIFEST_FILE, MARKER_FILE
 from resumable_training.contract.marker import DamagedMarker, Marker, parse_marker
@@ -70,18 +70,18 @@ def read_content(store: Store, name: str, *, foreign: bool) -> Content:
     """Look into a checkpoint.
 
     Raises:
-        NoResumePoint: it is damaged; says how.
+        DamagedCheckpoint: says how.
         StorageUnavailable: cannot tell.
     """
     looked = verify.inspect(store, name, foreign=foreign)
     if looked.verdict.outcome == verify.CANNOT_TELL:
         raise StorageUnavailable(f"{name}: {looked.verdict.reason}")
     if looked.verdict.outcome == verify.DAMAGED:
-        raise NoResumePoint(f"{name} is damaged: {looked.verdict.reason}")
+        raise DamagedCheckpoint(name, looked.verdict.reason)
     try:
         marker = parse_marker(looked.marker)
     except DamagedMarker as error:
-        raise NoResumePoint(f"{name}: {MARKER_FILE}: {error}") from error
+        raise DamagedCheckpoint(name, f"{MARKER_FILE}: {error}") from error
     manifest = looked.manifest
     values = tuple(sorted(_values(marker), key=lambda value: value.key))
     if manifest is None:

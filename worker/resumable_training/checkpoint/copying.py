@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from resumable_training.checkpoint import verify
 from resumable_training.checkpoint.audit import Advance, verify_file
 from resumable_training.checkpoint.errors import (
-    NoResumePoint,
+    DamagedCheckpoint,
     StorageUnavailable,
     StoreExists,
     StoreMisconfigured,
@@ -81,7 +81,7 @@ def copy_checkpoint(
         advance: called with each number of bytes that is done, on other threads.
 
     Raises:
-        NoResumePoint: the source is damaged; says how.
+        DamagedCheckpoint: the source is; says how.
         StoreMisconfigured: the target is another job's store, whose checkpoints these would be taken for.
         StoreExists: something else has that name there.
         StorageUnavailable: one of them can't be read or written; the same call goes on.
@@ -90,7 +90,7 @@ def copy_checkpoint(
     if looked.verdict.outcome == verify.CANNOT_TELL:
         raise StorageUnavailable(f"{source.location}/{name}: {looked.verdict.reason}")
     if looked.verdict.outcome == verify.DAMAGED:
-        raise NoResumePoint(f"{source.location}/{name} is damaged: {looked.verdict.reason}")
+        raise DamagedCheckpoint(name, looked.verdict.reason)
     target.prepare_root()
     _require_fit(target, looked.manifest)
     as_name = name.rpartition("/")[2]
@@ -173,7 +173,7 @@ def _copy_file(way: _Way, file: str, entry: FileEntry | int) -> tuple[int, bool]
     if wanted is not None and found != wanted:  # two reads of it were wrong
         way.target.delete(path)
         difference = verify.difference(file, wanted, found, way.block_bytes)
-        raise NoResumePoint(f"{way.source.location}/{way.name} is damaged: {difference}")
+        raise DamagedCheckpoint(way.name, difference)
     return size, True
 
 
@@ -242,7 +242,7 @@ def copy_store(
     Raises:
         StoreMisconfigured: the source is no store of this library's, or the target another one, or one that
             a job has gone on in.
-        NoResumePoint, StorageUnavailable: as for ``copy_checkpoint``.
+        DamagedCheckpoint, StorageUnavailable: as for ``copy_checkpoint``.
     """
     identity = read_identity(source)
     if identity is None:

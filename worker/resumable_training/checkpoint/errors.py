@@ -70,6 +70,15 @@ class NoResumePoint(CheckpointUserError):
     """Checkpoints are known, none is usable, and the user has not allowed a fresh start."""
 
 
+class DamagedCheckpoint(NoResumePoint):
+    """The checkpoint that was asked for is not what was written; ``reason`` says in which file."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name} is damaged: {reason}")
+        self.name = name
+        self.reason = reason
+
+
 class NotPlain(CheckpointUserError, TypeError):
     """A value that can't be saved without pickle; the text says where it is."""
 

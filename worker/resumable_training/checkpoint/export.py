@@ -21,8 +21,8 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint._traverse import set_element
 
 from resumable_training.checkpoint import verify
-from resumable_training.checkpoint.blocks import verified_stream
-from resumable_training.checkpoint.errors import NoResumePoint, StorageUnavailable
+from resumable_training.checkpoint.blocks import BlockDiffers, verified_stream
+from resumable_training.checkpoint.errors import DamagedCheckpoint, StorageUnavailable
 from resumable_training.checkpoint.export_plan import Kept, Shard
 from resumable_training.checkpoint.marker import load_real
 from resumable_training.checkpoint.store import Store
@@ -48,12 +48,12 @@ class Tensors:
     """Reads the tensors of one checkpoint, one at a time."""
 
     def __init__(self, store: Store, name: str, *, foreign: bool) -> None:
-        """Raises NoResumePoint when it is damaged, StorageUnavailable when that can't be told."""
+        """Raises DamagedCheckpoint, or StorageUnavailable when that can't be told."""
         looked = verify.inspect(store, name, foreign=foreign)
         if looked.verdict.outcome == verify.CANNOT_TELL:
             raise StorageUnavailable(f"{name}: {looked.verdict.reason}")
         if looked.verdict.outcome == verify.DAMAGED:
-            raise NoResumePoint(f"{name} is damaged: {looked.verdict.reason}")
+            raise DamagedCheckpoint(name, looked.verdict.reason)
         self._store, self._name, self._manifest = store, name, looked.manifest
         self.marker: Marker = parse_marker(looked.marker)
         metadata = load_real(looked.marker)
@@ -78,9 +78,7 @@ class Tensors:
                 place = place.narrow(axis, start, length)
             piece = self._load(key, offsets)
             if piece.shape != place.shape:
-                raise NoResumePoint(
-                    f"{self._name} is damaged: a piece of {key} has shape {tuple(piece.shape)}"
-                )
+                raise DamagedCheckpoint(self._name, f"a piece of {key} has shape {tuple(piece.shape)}")
             place.copy_(piece)
         return whole
 
@@ -100,7 +98,12 @@ class Tensors:
         entry = self._manifest.files[file]
         stream = verified_stream(self._store, path, entry, self._manifest.block_bytes)
         stream.seek(offset)
-        return stream.read(length) or b""
+        try:
+            return stream.read(length) or b""
+        except BlockDiffers as error:
+            raise DamagedCheckpoint(
+                self._name, f"{file}: {verify.not_written(error.length, error.at)}"
+            ) from error
 
 
 class _Twins:

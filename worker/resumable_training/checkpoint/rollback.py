@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from resumable_training.checkpoint import verify
 from resumable_training.checkpoint.documents import seal
 from resumable_training.checkpoint.errors import (
-    NoResumePoint,
+    DamagedCheckpoint,
     StorageUnavailable,
     StoreExists,
     StoreMisconfigured,
@@ -45,7 +45,8 @@ def roll_back(store: Store, wanted: str, *, now: float, nonce: str) -> RolledBac
         nonce: unlike any other, so that a record that was written is known as one's own.
 
     Raises:
-        NoResumePoint: there is no such checkpoint, or it is not whole; says which there are.
+        NoResumePoint: there is no such checkpoint; says which there are.
+        DamagedCheckpoint: it is not whole.
         StoreMisconfigured: this is no store of this library's.
         Superseded: an attempt began just now.
         StorageUnavailable: cannot tell; perhaps nothing was changed.
@@ -85,7 +86,7 @@ def _manifest_of(store: Store, name: str) -> Manifest:
     if looked.verdict.outcome == OK and looked.manifest is not None:
         return looked.manifest
     if looked.verdict.outcome == verify.DAMAGED:
-        raise NoResumePoint(f"{name} is damaged: {looked.verdict.reason}")
+        raise DamagedCheckpoint(name, looked.verdict.reason)
     raise StorageUnavailable(f"{name}: cannot tell whether it is whole: {looked.verdict.reason}")
 
 

@@ -231,7 +231,7 @@ def read_block(store: Store, name: str, place: Place) -> tuple[bytes, Verdict]:
     if len(data) != place.length:  # its size was right a moment ago
         return b"", cannot_tell(f"{place.file}: {len(data)} bytes came from {place.at} on")
     if place.hash and xxhash.xxh3_128_hexdigest(data) != place.hash:
-        reason = f"{place.file}: the {len(data)} bytes from {place.at} on are not those that were written"
+        reason = f"{place.file}: {not_written(len(data), place.at)}"
         return b"", Verdict(DAMAGED, reason, (place.file, place.at))
     return data, Verdict(OK)
 
@@ -263,8 +263,15 @@ def difference(file: str, wanted: FileEntry, found: FileEntry, block_bytes: int)
         return f"{file} has {found.bytes} bytes, not {wanted.bytes}"
     pairs = enumerate(zip(wanted.blocks, found.blocks, strict=False))
     number = next((number for number, (one, other) in pairs if one != other), None)
-    where = "as a whole" if number is None else f"in the {block_bytes} bytes from {number * block_bytes} on"
-    return f"{file} is not what was written, {where}"
+    if number is None:
+        return f"{file} is not what was written, as a whole"
+    at = number * block_bytes
+    return f"{file}: {not_written(min(block_bytes, wanted.bytes - at), at)}"
+
+
+def not_written(length: int, at: int) -> str:
+    """Where in a file bytes differ, as every reader says it."""
+    return f"the {length} bytes from {at} on are not those that were written"
 
 
 def verify_checkpoint(store: Store, name: str, *, foreign: bool = False) -> Verdict:
