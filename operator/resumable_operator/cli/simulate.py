@@ -22,7 +22,7 @@ from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.output import make_console
 from resumable_operator.cli.place import Place, cluster_options
 from resumable_operator.cli.simulate_input import AXES, MACHINE_MTBF, Wish, cells_of, read_trace
-from resumable_operator.cli.simulate_measured import Measured, measured_of
+from resumable_operator.cli.simulate_measured import Measured, measured_of, not_measured
 from resumable_operator.cli.simulate_view import as_csv, plain, render
 from resumable_operator.simulate.account import Outcome
 from resumable_operator.simulate.failures import Trace
@@ -148,6 +148,8 @@ def simulate_command(
       rtj simulate --workers 16 --min 8 --spot 12h:0.25:1h --notice 30s,2m
       rtj simulate --from-run runs/train --workers 64 --machine-mtbf 100d --interval auto
     """
+    if plot is not None and plot.suffix.lower() != ".svg":
+        raise UsageProblem(f"--plot draws SVG: '{plot}' must end in .svg")
     measured = _measured(from_run, place, with_job=job is not None)
     given = {name: value for name, value in values.items() if value is not None}
     axes = {name: given[name] for name in AXES if name in given}
@@ -161,6 +163,7 @@ def simulate_command(
         costs={**measured.costs, **{name: given[name] for name, _, _ in _COSTS if name in given}},
         least=least or (None if "workers" in axes else measured.least),
         gpus=gpus,
+        measured_gpus=measured.gpus,
         days=days,
         shape=weibull,
         in_place=in_place,
@@ -170,7 +173,7 @@ def simulate_command(
     )
     cells = cells_of(wish)
     summaries = _simulate(cells, range(seed, seed + seeds), processes, Console(stderr=True))
-    _show(summaries, _Output(as_json, csv, plot))
+    _show(summaries, _Output(as_json, csv, plot), not_measured(wish) if from_run is not None else [])
 
 
 def _measured(from_run: str | None, place: Place, with_job: bool) -> Measured:
@@ -180,7 +183,7 @@ def _measured(from_run: str | None, place: Place, with_job: bool) -> Measured:
             raise UsageProblem("-n, --context and --kubeconfig are for --from-run of a job in a cluster")
         return Measured()
     found = measured_of(from_run, place)
-    return Measured(costs=found.costs) if with_job else found
+    return Measured(costs=found.costs, gpus=found.gpus) if with_job else found
 
 
 def _overruled(name: str, axes: dict[str, str]) -> bool:
@@ -211,7 +214,8 @@ def _trace(path: Path | None) -> Trace | None:
     return read_trace(text, str(path))
 
 
-def _show(summaries: Sequence[Summary], output: _Output) -> None:
+def _show(summaries: Sequence[Summary], output: _Output, defaults: Sequence[str]) -> None:
+    """``defaults``: names of what the run that was to be measured does not tell."""
     if output.csv is not None:
         _write(output.csv, as_csv(summaries))
     if output.plot is not None:
@@ -219,9 +223,10 @@ def _show(summaries: Sequence[Summary], output: _Output) -> None:
 
         _write(output.plot, draw(summaries))
     if output.as_json:
-        click.echo(json.dumps({"cells": [plain(summary) for summary in summaries]}, indent=2))
+        told = {"notMeasured": list(defaults), "cells": [plain(summary) for summary in summaries]}
+        click.echo(json.dumps(told, indent=2))
     else:
-        render(summaries, make_console())
+        render(summaries, make_console(), defaults)
 
 
 def _write(path: Path, text: str) -> None:

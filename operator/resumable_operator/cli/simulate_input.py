@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.decide.assign import gpus_per_worker
-from resumable_operator.model import Checkpoint
+from resumable_operator.model import Checkpoint, JobSpec
 from resumable_operator.simulate.failures import Failure, Machines, Process, Racks, SpotWaves, Trace
 from resumable_operator.simulate.grid import Cell
 from resumable_operator.simulate.parameters import STAGES, Costs, Parameters, Restart, make_spec
@@ -42,6 +42,7 @@ class Wish:
     costs: Mapping[str, str] = field(default_factory=dict)
     least: int | None = None
     gpus: int | None = None
+    measured_gpus: int | None = None  # of a worker of the run that was measured; 0: its spec asks for none
     days: float = 30.0
     shape: float | None = None
     in_place: float | None = None
@@ -92,7 +93,7 @@ def _cell(wish: Wish, chosen: Mapping[str, str], shown: Mapping[str, str]) -> Ce
         spec=spec,
         costs=costs,
         interval=_interval(chosen, spec.checkpoint, costs.step),
-        gpus_per_worker=wish.gpus or gpus_per_worker(spec) or GPUS,
+        gpus_per_worker=_gpus(wish, spec),
         days=wish.days,
     )
     machine_mtbf = _machine_mtbf(wish, chosen, spec.workers.replicas)
@@ -102,12 +103,23 @@ def _cell(wish: Wish, chosen: Mapping[str, str], shown: Mapping[str, str]) -> Ce
     return Cell(dict(shown), parameters, processes, mtbf)
 
 
+def _gpus(wish: Wish, spec: JobSpec) -> int:
+    """Of a machine. A template without GPUs is a word about them; no template is none."""
+    if wish.gpus is not None:
+        return wish.gpus
+    if spec.template:
+        return gpus_per_worker(spec)
+    return GPUS if wish.measured_gpus is None else wish.measured_gpus
+
+
 def _whole(chosen: Mapping[str, str], name: str) -> int | None:
     text = chosen.get(name)
     if text is None:
         return None
     if not re.fullmatch(r"[0-9]{1,6}", text):
         raise UsageProblem(f"--{name}: '{text}' is not a whole number")
+    if name == "workers" and int(text) < 1:
+        raise UsageProblem("--workers: give 1 or more")
     return int(text)
 
 
@@ -150,16 +162,12 @@ def _machine_mtbf(wish: Wish, chosen: Mapping[str, str], replicas: int) -> float
     if "mtbf" in chosen and "machine_mtbf" in chosen:
         raise UsageProblem("--mtbf (of the whole job) and --machine-mtbf exclude each other")
     if "mtbf" in chosen:
-        found = replicas * seconds(chosen["mtbf"], "--mtbf")
-    elif "machine_mtbf" in chosen:
-        found = seconds(chosen["machine_mtbf"], "--machine-mtbf")
-    elif wish.trace is not None or wish.racks or wish.spot:
+        return replicas * _positive(chosen["mtbf"], "--mtbf")
+    if "machine_mtbf" in chosen:
+        return _positive(chosen["machine_mtbf"], "--machine-mtbf")
+    if wish.trace is not None or wish.racks or wish.spot:
         return None
-    else:
-        found = seconds(MACHINE_MTBF, "")
-    if found <= 0:
-        raise UsageProblem("a mean time between failures must be above 0")
-    return found
+    return seconds(MACHINE_MTBF, "")
 
 
 def _processes(wish: Wish, chosen: Mapping[str, str], machine_mtbf: float | None) -> Iterator[Process]:
@@ -208,7 +216,7 @@ def _parts(text: str, what: str, form: str, least: int, most: int) -> list[str]:
 def _positive(text: str, what: str) -> float:
     found = seconds(text, what)
     if found <= 0:
-        raise UsageProblem(f"{what}: a mean time between losses must be above 0")
+        raise UsageProblem(f"{what}: a mean time between failures must be above 0")
     return found
 
 

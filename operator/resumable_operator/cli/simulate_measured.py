@@ -7,19 +7,26 @@ from statistics import fmean
 
 from resumable_operator.cli.place import Place, job_at
 from resumable_operator.cli.report_model import Report
+from resumable_operator.cli.simulate_input import Wish
 from resumable_operator.cli.status_model import StatusView
+from resumable_operator.simulate.parameters import STAGES
 
 _SETUP = ("starting", "recovering", "resizing")  # what the ledger has the start of ranks in
-_STAGES = {"rendezvous": "rendezvous", "restore": "restoring", "warmup": "warmup"}
+_STAGES = {"setup": "setup", "rendezvous": "rendezvous", "restore": "restoring", "warmup": "warmup"}
+DEFAULTS = ("step", "blocking", "durable", *STAGES, "reschedule", "replace")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """As ``simulate_input.Wish`` has them; only what is known. ``least``: its smallest allowed size."""
+    """As ``simulate_input.Wish`` has them; only what is known.
+
+    ``least``: its smallest allowed size. ``gpus``: that a worker asks for.
+    """
 
     axes: dict[str, str] = field(default_factory=dict)
     costs: dict[str, str] = field(default_factory=dict)
     least: int | None = None
+    gpus: int | None = None
 
 
 def measured_of(name: str, place: Place) -> Measured:
@@ -30,7 +37,8 @@ def measured_of(name: str, place: Place) -> Measured:
     """
     with job_at(name, place) as source:
         report, view = source.report(), source.view()
-    return Measured(axes_of(report, view), costs_of(report, view), min(view.allowed_sizes))
+    costs = costs_of(report, view)
+    return Measured(axes_of(report, view), costs, min(view.allowed_sizes), view.gpus_per_worker)
 
 
 def axes_of(report: Report, view: StatusView) -> dict[str, str]:
@@ -45,7 +53,7 @@ def axes_of(report: Report, view: StatusView) -> dict[str, str]:
 
 
 def costs_of(report: Report, view: StatusView) -> dict[str, str]:
-    """Of a step, a save, and a restart by stage: means over all attempts."""
+    """Of a step, a save, and a restart by stage: means over all attempts; not of what never happened."""
     costs: dict[str, str] = {}
     if view.status.step_seconds > 0:
         costs["step"] = _time(view.status.step_seconds)
@@ -56,11 +64,19 @@ def costs_of(report: Report, view: StatusView) -> dict[str, str]:
     if found:
         costs["detect"] = _time(fmean(found))
     spent = {share.phase: share.seconds for share in report.phases}
-    if report.attempts:
-        costs["setup"] = _time(sum(spent.get(phase, 0.0) for phase in _SETUP) / report.attempts)
-        for stage, phase in _STAGES.items():
-            costs[stage] = _time(spent.get(phase, 0.0) / report.attempts)
+    spent["setup"] = sum(spent.get(phase, 0.0) for phase in _SETUP)
+    for stage, phase in _STAGES.items():
+        if report.attempts and spent.get(phase, 0.0) > 0:
+            costs[stage] = _time(spent[phase] / report.attempts)
     return costs
+
+
+def not_measured(wish: Wish) -> list[str]:
+    """Names of what nobody measured and no option gives, so that a usual value is taken."""
+    known = {*wish.axes, *wish.costs, *(STAGES if "restart" in wish.axes else ())}
+    names = [name for name in DEFAULTS if name not in known]
+    fails = {"mtbf", "machine_mtbf"} & known or wish.racks or wish.spot or wish.trace
+    return names if fails else [*names, "machine MTBF"]
 
 
 def _time(seconds: float) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from textwrap import shorten
 from typing import Any
 
 from rich import box
@@ -15,7 +16,7 @@ from resumable_operator.cli.units import duration
 from resumable_operator.simulate.account import LOSSES
 from resumable_operator.simulate.failures import Machines, Process, Racks, SpotWaves, Trace
 from resumable_operator.simulate.grid import Cell, Spread, Summary
-from resumable_operator.simulate.parameters import STAGES
+from resumable_operator.simulate.parameters import STAGES, Parameters
 from resumable_operator.words import counted
 
 _HEADINGS = {
@@ -27,22 +28,56 @@ _HEADINGS = {
 _LONGEST_REASON = 100
 
 
-def render(summaries: Sequence[Summary], console: Console) -> None:
-    """For people."""
+def render(summaries: Sequence[Summary], console: Console, defaults: Sequence[str] = ()) -> None:
+    """For people. ``defaults``: names of what was to be measured and is not known."""
     console.print(_given(summaries[0]), style="dim")
+    if defaults:
+        console.print(
+            f"not measured by the run, so usual values are taken: {', '.join(defaults)}", style="yellow"
+        )
     console.print()
     console.print(_goodput_table(summaries))
     console.print(_loss_table(summaries))
     for summary in summaries:
         for reason, count in summary.failed.items():
-            where = _where(summary) or "the job"
-            told = f"{where}: {count} of {summary.lives} lives gave up: {reason[:_LONGEST_REASON]}"
+            lives = counted(summary.lives, "life", "lives")
+            told = f"{_row(summary)}: {count} of {lives} gave up: {shorten(reason, _LONGEST_REASON)}"
             console.print(told, style="yellow")
+        for note in notes(summary.cell):
+            console.print(f"{_row(summary)}: {note}", style="yellow")
     if len(summaries) > 1:
         best = max(summaries, key=lambda summary: summary.goodput.mean)
         console.print(f"highest goodput: {_where(best)}: {_percent(best.goodput)} %")
         best = max(summaries, key=lambda summary: summary.gpu_goodput.mean)
-        console.print(f"most new steps for the GPUs: {_where(best)}: {_percent(best.gpu_goodput)} %")
+        console.print(
+            f"most new steps for the {_units(best)}: {_where(best)}: {_percent(best.gpu_goodput)} %"
+        )
+
+
+def notes(cell: Cell) -> Iterator[str]:
+    """What a reader of this row must know."""
+    parameters = cell.parameters
+    if parameters.is_bounded:
+        yield (
+            f"saves come less often than every {_interval(cell)}: bounded by the time a save needs to become"
+            f" durable, {duration(parameters.costs.durable)}"
+        )
+    for process in cell.processes:
+        away = process.elsewhere(parameters.slots) if isinstance(process, Trace) else 0
+        if away:
+            yield (
+                f"{counted(away, 'failure')} of the trace left out: this job has machines 0 to"
+                f" {parameters.slots - 1}"
+            )
+
+
+def _row(summary: Summary) -> str:
+    return _where(summary) or "the job"
+
+
+def _units(summary: Summary) -> str:
+    """What time is paid for."""
+    return f"{summary.cell.parameters.hours_of}s"
 
 
 def _where(summary: Summary) -> str:
@@ -56,18 +91,27 @@ def _given(summary: Summary) -> str:
     workers, costs = parameters.spec.workers, parameters.costs
     stages = ", ".join(f"{stage} {duration(getattr(costs.restart, stage))}" for stage in STAGES)
     fixed = [
-        f"{counted(workers.replicas, 'worker')} of {counted(parameters.gpus_per_worker, 'GPU')}"
-        f" (down to {workers.min_size}), {counted(workers.spares, 'spare')}",
+        f"{counted(workers.replicas, 'worker')}{_gpus(parameters)} (down to {workers.min_size}),"
+        f" {counted(workers.spares, 'spare')}",
         f"a save stops training for {duration(costs.blocking)}, durable after {duration(costs.durable)}",
         f"interval {_interval(cell)}",
         f"restart {duration(costs.restart.total)} ({stages})",
         f"a worker starts in {duration(costs.reschedule)}, a lost machine is replaced"
         f" after {duration(costs.replace)}",
         *(_process(process, cell) for process in cell.processes),
-        f"{summary.lives} x {parameters.days:g} days",
+        f"{counted(summary.lives, 'life', 'lives')} of {_days(parameters.days)}",
     ]
     varied = ", ".join(_heading(name) for name in cell.axes)
     return "; ".join(fixed) + (f". Varied below: {varied}; given here is the first row's." if varied else "")
+
+
+def _gpus(parameters: Parameters) -> str:
+    """Nothing where they have none, or nobody knows."""
+    return f" of {counted(parameters.gpus_per_worker, 'GPU')}" if parameters.gpus_per_worker else ""
+
+
+def _days(days: float) -> str:
+    return "1 day" if days == 1 else f"{days:g} days"
 
 
 def _interval(cell: Cell) -> str:
@@ -91,7 +135,8 @@ def _process(process: Process, cell: Cell) -> str:
                 f" {duration(process.lasts)}, with {duration(process.notice)} of notice"
             )
         case Trace():
-            return f"{counted(len(process.failed), 'failure')} from the trace"
+            known = len(process.failed) - process.elsewhere(cell.parameters.slots)
+            return f"{counted(known, 'failure')} from the trace"
 
 
 def _goodput_table(summaries: Sequence[Summary]) -> Table:
@@ -101,7 +146,7 @@ def _goodput_table(summaries: Sequence[Summary]) -> Table:
     axes, formulas = list(summaries[0].cell.axes), [summary.cell.formula() for summary in summaries]
     for name in axes:
         table.add_column(_heading(name), justify="right")
-    columns = ["goodput", "scheduling", "runtime", "work", "of GPUs", "interruptions", "T"]
+    columns = ["goodput", "scheduling", "runtime", "work", f"of {_units(summaries[0])}", "interruptions", "T"]
     if any(formulas):
         columns.insert(3, "formula")
     for name in columns:
@@ -121,7 +166,7 @@ def _goodput_table(summaries: Sequence[Summary]) -> Table:
 
 
 def _loss_table(summaries: Sequence[Summary]) -> Table:
-    title = "GPU-hours lost a day, by cause"
+    title = f"{summaries[0].cell.parameters.hours_of}-hours lost a day, by cause"
     table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False)
     for name in summaries[0].cell.axes:
         table.add_column(_heading(name), justify="right")
@@ -165,6 +210,8 @@ def plain(summary: Summary) -> dict[str, Any]:
     return found | {
         "runtimeByFormula": summary.cell.formula(),
         "intervalSeconds": summary.interval_seconds,
+        "hoursOf": parameters.hours_of,
+        "notes": list(notes(summary.cell)),
         "lostGpuHoursADay": {cause: summary.lost_gpu_hours_a_day.get(cause, 0.0) for cause in LOSSES},
         "interruptions": summary.interruptions,
         "failed": summary.failed,

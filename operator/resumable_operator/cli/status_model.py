@@ -11,6 +11,7 @@ from resumable_operator.cli.report_model import (
     phase_shares,
 )
 from resumable_operator.cli.rundir import JobFile
+from resumable_operator.decide.assign import gpus_per_worker
 from resumable_operator.model import Budget, JobSpec, JobStatus, Model
 
 
@@ -42,6 +43,7 @@ class StatusView(Model):
     notes: tuple[str, ...]  # what a reader of the status must know
     wanted_size: int
     allowed_sizes: tuple[int, ...]
+    gpus_per_worker: int  # that its template asks for
     goodput: GoodputNumbers
     phases: tuple[PhaseShare, ...]
     budgets_left: tuple[BudgetLeft, ...]
@@ -70,6 +72,7 @@ def build_view(
         notes=notes,
         wanted_size=spec.workers.replicas,
         allowed_sizes=spec.workers.allowed_sizes(),
+        gpus_per_worker=gpus_per_worker(spec),
         goodput=goodput_numbers(status, now),
         phases=phase_shares(status, now),
         budgets_left=budgets_left(spec, status, now),

@@ -108,7 +108,9 @@ def _loss_panel(series: dict[str, list[Summary]], labels: Sequence[str], top: fl
     causes = [cause for cause in LOSSES if any(s.lost_gpu_hours_a_day.get(cause, 0) for s in every)]
     most = max(sum(summary.lost_gpu_hours_a_day.values()) for summary in every)
     scale = _Scale(0.0, most * 1.05 or 1.0, top, top + PANEL)
-    yield _text(LEFT, top - 24, "GPU-hours lost a day, by cause", "start", "title")
+    yield _text(
+        LEFT, top - 24, f"{every[0].cell.parameters.hours_of}-hours lost a day, by cause", "start", "title"
+    )
     yield from _grid(scale, lambda value: f"{value:g}")
     yield from _categories(labels, top + PANEL)
     room = _inner() / len(labels)

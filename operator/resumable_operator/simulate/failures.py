@@ -118,6 +118,10 @@ class Trace:
 
     failed: tuple[Failure, ...]
 
+    def elsewhere(self, slots: int) -> int:
+        """How many failures are of machines alone that the job does not have."""
+        return sum(min(failure.slots) >= slots for failure in self.failed)
+
     def failures(self, slots: int, _streams: Streams) -> Iterator[Failure]:
         for failure in sorted(self.failed, key=_at):
             own = tuple(slot for slot in failure.slots if slot < slots)

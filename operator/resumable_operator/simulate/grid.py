@@ -35,11 +35,12 @@ class Cell:
         The formula knows synchronous saves. Of others a failure takes the one in flight along, and with it
         the work done meanwhile: that counts as a longer restart.
         """
-        if self.mtbf_seconds is None or isinstance(self.parameters.interval, str):
+        interval = self.parameters.interval_in_force
+        if self.mtbf_seconds is None or interval is None:
             return None
         costs = self.parameters.costs
         lost = costs.restart.total + max(0.0, costs.durable - costs.blocking)
-        return exact_goodput(self.parameters.interval, self.mtbf_seconds, costs.blocking, lost)
+        return exact_goodput(interval, self.mtbf_seconds, costs.blocking, lost)
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Summary:
     interval_seconds: float
     lost_gpu_hours_a_day: dict[str, float]  # by cause, mean over seeds
     interruptions: dict[str, int]  # by cause, over all seeds
-    failed: dict[str, int]  # why jobs gave up
+    failed: dict[str, int]  # why jobs gave up, without what differs from life to life
     passes: int
 
 
@@ -95,9 +96,14 @@ def summarize(cell: Cell, lives: Sequence[Outcome]) -> Summary:
         interval_seconds=fmean(life.interval_seconds for life in lives),
         lost_gpu_hours_a_day=dict(lost),
         interruptions=dict(interruptions),
-        failed=dict(Counter(life.failed.partition(":")[0] for life in lives if life.failed)),
+        failed=dict(Counter(_alike(life.failed) for life in lives if life.failed)),
         passes=sum(life.passes for life in lives),
     )
+
+
+def _alike(reason: str) -> str:
+    """Of the reason of a failed job what other lives may share: not how often, nor by what it was spent."""
+    return reason.partition(";")[0].partition(":")[0]
 
 
 def _spread(values: Iterable[float]) -> Spread:

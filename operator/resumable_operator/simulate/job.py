@@ -64,7 +64,7 @@ class _Life:
         self._failures = failures
         self._failure = next(failures, None)
         self._fleet = Fleet(parameters.slots)
-        self._account = Account(parameters.gpus_per_worker)
+        self._account = Account(max(1, parameters.gpus_per_worker))
         self._job = Job("simulated", "job", uid, 1, parameters.spec, JobStatus())
         self._now = 0
         self._due: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -275,8 +275,8 @@ class _Life:
             ).seconds
         else:
             seconds = self._parameters.interval
-        self._interval = _ms(seconds)
-        return self._interval
+        self._interval = max(_ms(seconds), _ms(self._parameters.interval_in_force or 0.0))
+        return _ms(seconds)  # ranks wait until the save before is durable
 
     # ---- the operator --------------------------------------------------------------------------------
 

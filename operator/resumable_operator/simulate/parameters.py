@@ -50,13 +50,31 @@ class Costs:
 
 @dataclass(frozen=True)
 class Parameters:
-    """One job. ``interval`` in seconds of work between saves, or ``auto``."""
+    """One job. ``interval`` in seconds of work between saves, or ``auto``. ``gpus_per_worker`` 0: none, or
+    not known; time is then weighted with workers."""
 
     spec: JobSpec
     costs: Costs = field(default_factory=Costs)
     interval: float | Literal["auto"] = "auto"
     gpus_per_worker: int = 8
     days: float = 30.0
+
+    @property
+    def interval_in_force(self) -> float | None:
+        """Seconds of work between saves; None: ``auto``. A save begins when the last is durable."""
+        if isinstance(self.interval, str):
+            return None
+        return max(self.interval, self.costs.durable - self.costs.blocking)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether saves come less often than ``interval`` says."""
+        return self.interval_in_force not in (None, self.interval)
+
+    @property
+    def hours_of(self) -> str:
+        """What lost hours are counted in."""
+        return "GPU" if self.gpus_per_worker else "worker"
 
     @property
     def slots(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from run_samples import STATUS
 
 from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.main import cli
@@ -101,7 +102,9 @@ def test_the_table_says_what_was_simulated_and_what_was_best() -> None:
 def test_a_job_that_gives_up_is_said(tmp_path: Path) -> None:
     """The budgets of the spec hold in the simulation too, and why one is spent is shown."""
     output = simulate("--workers", "1", "--mtbf", "5m", "--interval", "1h", "--in-place", "1").output
-    assert "2 of 2 lives gave up: 5 endings without a new checkpoint" in " ".join(output.split())
+    told = "2 of 2 lives gave up: 5 endings without a new checkpoint between them"
+    assert told in " ".join(output.split())
+    assert "spent by" not in output
 
 
 def test_a_job_file_gives_its_numbers(tmp_path: Path) -> None:
@@ -128,15 +131,75 @@ def test_beside_a_job_file_a_run_gives_costs_alone(run, rtj, tmp_path: Path) -> 
 def test_a_run_gives_what_it_has_measured(run, rtj) -> None:
     """Size, step, save, restart by stage, interval and MTBF of a run directory; options overrule them."""
     told = " ".join(rtj("simulate", *QUICK, "--days", "0.05", "--from-run", run.path).output.split())
-    assert "3 workers of 8 GPUs (down to 1)" in told
+    assert "3 workers (down to 1)" in told
     assert "a save stops training for 107 ms, durable after 200 ms" in told
     assert "detect 400 ms, setup 6.2 s" in told
     assert "so the job every 99.0 s" in told
     other = ("--workers", "6", "--machine-mtbf", "1d", "--blocking", "3s")
     told = " ".join(rtj("simulate", *QUICK, "--days", "0.05", "--from-run", run.path, *other).output.split())
-    assert "6 workers of 8 GPUs (down to 6)" in told
+    assert "6 workers (down to 6)" in told
     assert "a save stops training for 3.0 s" in told
     assert "so the job every 4 h 00 min" in told
+
+
+def test_what_a_run_has_not_measured_is_said(run, rtj) -> None:
+    """A usual value is not to be taken for a measured one; an option makes it neither."""
+    line = ("simulate", *QUICK, "--days", "0.05", "--from-run", run.path)
+    told = " ".join(rtj(*line).output.split())
+    assert "not measured by the run, so usual values are taken: rendezvous, restore, warmup, resch" in told
+    assert "rendezvous 10.0 s" in told
+    given = ("--rendezvous", "1s", "--warmup", "1s", "--reschedule", "1s", "--json")
+    assert json.loads(rtj(*line, *given).output)["notMeasured"] == ["restore", "replace"]
+    run.status(STATUS.model_copy(update={"interruptions": (), "interruption_counts": {}}))
+    names = json.loads(rtj(*line, *given).output)["notMeasured"]
+    assert names == ["detect", "restore", "replace", "machine MTBF"]
+    assert "not measured" not in simulate("--workers", "1").output
+
+
+def test_without_gpus_hours_are_those_of_workers(run, rtj, tmp_path: Path) -> None:
+    """Nobody buys GPUs for a job whose template asks for none."""
+    line = ("simulate", *QUICK, "--days", "0.05", "--from-run", run.path)
+    told = " ".join(rtj(*line, "--interval", "1m,2m").output.split())
+    assert "3 workers (down to 1)" in told
+    assert "worker-hours lost a day, by cause" in told
+    assert "most new steps for the workers" in told
+    assert "GPU" not in told
+    assert "GPU-hours lost a day" in rtj(*line, "--gpus", "2").output
+    path, picture = tmp_path / "job.yaml", tmp_path / "a.svg"
+    path.write_text(JOB.replace(", resources: {limits: {nvidia.com/gpu: 4}}", ""))
+    assert "6 workers (down to 3)" in simulate(str(path), "--plot", str(picture)).output
+    assert "worker-hours lost" in picture.read_text()
+    assert [cell["hoursOf"] for cell in (*cells(str(path)), *cells("--workers", "2"))] == ["worker", "GPU"]
+
+
+def test_an_interval_that_saves_cannot_follow_is_said() -> None:
+    """One has to be durable before the next: T and the formula are those that it lives by."""
+    line = ("--workers", "2", "--mtbf", "2h", "--blocking", "5s", "--durable", "10m")
+    short, long = cells(*line, "--interval", "1m,20m")
+    assert (short["intervalSeconds"], long["intervalSeconds"]) == (595.0, 1200.0)
+    (same,) = cells(*line, "--interval", "595s")
+    assert short["runtimeByFormula"] == same["runtimeByFormula"]
+    assert ([len(cell["notes"]) for cell in (short, long, same)]) == [1, 0, 0]
+    output = " ".join(simulate(*line, "--interval", "1m,20m").output.split())
+    assert "interval 1m: saves come less often than every 60.0 s: bounded by the time a save needs" in output
+
+
+def test_failures_of_machines_that_are_not_there_are_said(tmp_path: Path) -> None:
+    """With the row that lacks them, and what it has."""
+    path = tmp_path / "trace.csv"
+    path.write_text("at,machines\n3600,0\n7200,2\n9000,7\n")
+    output = " ".join(simulate("--workers", "2", "--spares", "0,1", "--trace", str(path)).output.split())
+    assert "1 failure from the trace" in output
+    assert "spares 0: 2 failures of the trace left out: this job has machines 0 to 1" in output
+    assert "spares 1: 1 failure of the trace left out: this job has machines 0 to 2" in output
+
+
+def test_lives_and_days_are_counted_in_good_grammar() -> None:
+    """One is no plural."""
+    output = simulate("--workers", "1").output
+    assert "2 lives of 0.5 days" in " ".join(output.split())
+    one = simulate("--seeds", "1", "--days", "1", "--workers", "1").output
+    assert " ".join(one.split()).partition(" Goodput in %")[0].endswith("; 1 life of 1 day")
 
 
 def test_csv_and_picture(tmp_path: Path) -> None:
@@ -223,7 +286,11 @@ def test_processes_from_the_command_line() -> None:
         (("--interval", "5m,,10m"), "--interval: give values between the commas"),
         (("--interval", "0"), "--interval: give a time above 0"),
         (("--mtbf", "1h", "--machine-mtbf", "1d"), "exclude each other"),
-        (("--mtbf", "0"), "must be above 0"),
+        (("--mtbf", "0"), "--mtbf: a mean time between failures must be above 0"),
+        (("--machine-mtbf", "0s"), "--machine-mtbf: a mean time between failures must be above 0"),
+        (("--workers", "0"), "--workers: give 1 or more"),
+        (("--workers", "4,0"), "--workers: give 1 or more"),
+        (("--plot", "a.png"), "--plot draws SVG: 'a.png' must end in .svg"),
         (("--workers", "many"), "--workers: 'many' is not a whole number"),
         (("--workers", "4", "--min", "5"), "spec.workers"),
         (("--racks", "4"), "--racks: '4' is not SIZE:MTBF"),

@@ -35,6 +35,14 @@ def test_it_reproduces_the_exact_formula(interval: float, blocking: float) -> No
     assert found.runtime.mean == pytest.approx(found.cell.formula(), rel=0.01)
 
 
+def test_an_interval_below_what_a_save_needs_is_not_lived() -> None:
+    """The formula takes the T that saves allow: the next one waits until the last is durable."""
+    found = simulated(60, 9, durable=522)
+    assert found.interval_seconds == 513
+    assert found.cell.formula() == exact_goodput(513, MTBF, 9, RESTART + 513)
+    assert found.runtime.mean == pytest.approx(found.cell.formula(), rel=0.02)
+
+
 def test_a_save_in_flight_is_lost_with_the_ranks() -> None:
     """A save that takes long to become durable costs as if the restart took that much longer."""
     found = simulated(1800, 9, durable=522)
