@@ -315,7 +315,8 @@ def parsed(output: Output, title: str) -> Any:
     """The object, or the list of objects, that ``rtj checkpoints ... --json`` printed.
 
     Raises:
-        UsageProblem, DamagedFound, RetryableError, FatalError: as the reader's own exit code says, with its words.
+        UsageProblem, DamagedFound, RetryableError, FatalError: as the reader's own exit code says, in its
+            words.
     """
     if output.code in (exitcodes.SUCCESS, exitcodes.CHECK_FAILED, exitcodes.INTERNAL):
         found = _json(output.text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -183,11 +183,20 @@ def moment(status: JobStatus, owned: bool, now: float) -> float:
     return max(now, settled) if owned else settled  # the wall clock may have been set back
 
 
+def runs_below(path: Path) -> list[Path]:
+    """Run directories in it, and in directories in it."""
+    return sorted(found.parent for pattern in ("*/job.json", "*/*/job.json") for found in path.glob(pattern))
+
+
+def did_you_mean(places: Sequence[Path]) -> str:
+    """The end of a message about a wrong path."""
+    return "; did you mean " + " or ".join(str(place) for place in places[:3]) + "?"
+
+
 def _nearby(path: Path) -> str:
-    runs = sorted(found.parent for found in path.glob("*/job.json"))
-    if not runs:
-        return "; `rtj run --dir RUN ...` makes one"
-    return "; did you mean " + " or ".join(str(run) for run in runs[:3]) + "?"
+    above = next((each for each in path.absolute().parents[:2] if is_run(each)), None)
+    runs = runs_below(path) if above is None else [above]
+    return did_you_mean(runs) if runs else "; `rtj run --dir RUN ...` makes one"
 
 
 def _read_json(path: Path) -> Any:

@@ -183,3 +183,31 @@ def test_other_programs_checkpoints_newest_first(tmp_path) -> None:
         (tmp_path / name / MARKER_FILE).write_bytes(b"x")
         os.utime(tmp_path / name / MARKER_FILE, (modified, modified))
     assert foreign_names(tmp_path) == ["a/step-80", "step-400", "step-9"]
+
+
+def test_the_parent_of_runs_or_stores_is_told_from_a_store(bare, rtj, tmp_path: Path) -> None:
+    """What was meant is named, at one level or two; nothing in it is another program's."""
+    place = bare.job().path
+    Store(place / "checkpoints").save(10, 1)
+    (place / "checkpoints" / "epoch-3").mkdir()
+    (place / "checkpoints" / "epoch-3" / ".metadata").write_bytes(b"of the run's own script")
+    for verb in (["list"], ["verify"], ["prune"], ["show"], ["rollback", "--to", "10", "--yes"]):
+        result = rtj("checkpoints", *verb, tmp_path)
+        assert result.exit_code == 2
+        assert result.output == (
+            f"Error: {tmp_path} is neither a checkpoint store nor a run directory; did you mean {place}?\n"
+        )
+    assert f"did you mean {place}?" in rtj("checkpoints", "list", tmp_path.parent).output
+
+
+def test_the_parent_of_stores_and_copies(rtj, tmp_path: Path) -> None:
+    """Also where no run is at hand; beside another program's checkpoints they are left out of the list."""
+    Store(tmp_path / "kept" / "a").save(10, 1)
+    Store(tmp_path / "kept" / "b").save(10, 1)
+    (tmp_path / "kept" / "b" / "store.json").unlink()
+    result = rtj("checkpoints", "list", tmp_path / "kept")
+    assert result.output.endswith(f"did you mean {tmp_path / 'kept' / 'a'} or {tmp_path / 'kept' / 'b'}?\n")
+    (tmp_path / "kept" / "epoch-3").mkdir()
+    (tmp_path / "kept" / "epoch-3" / ".metadata").write_bytes(b"another program's")
+    listed = rtj("checkpoints", "list", tmp_path / "kept").output.splitlines()
+    assert [line.split()[0] for line in listed] == ["epoch-3"]
