@@ -185,19 +185,20 @@ def test_other_programs_checkpoints_newest_first(tmp_path) -> None:
     assert foreign_names(tmp_path) == ["a/step-80", "step-400", "step-9"]
 
 
-def test_the_parent_of_runs_or_stores_is_told_from_a_store(bare, rtj, tmp_path: Path) -> None:
+def test_the_parent_of_runs_or_stores_is_told_from_a_store(rtj, tmp_path: Path) -> None:
     """What was meant is named, at one level or two; nothing in it is another program's."""
-    place = bare.job().path
+    place = tmp_path / "a" / "runs" / "gpt"
     Store(place / "checkpoints").save(10, 1)
+    (place / "job.json").touch()
     (place / "checkpoints" / "epoch-3").mkdir()
     (place / "checkpoints" / "epoch-3" / ".metadata").write_bytes(b"of the run's own script")
     for verb in (["list"], ["verify"], ["prune"], ["show"], ["rollback", "--to", "10", "--yes"]):
-        result = rtj("checkpoints", *verb, tmp_path)
+        result = rtj("checkpoints", *verb, place.parent)
         assert result.exit_code == 2
         assert result.output == (
-            f"Error: {tmp_path} is neither a checkpoint store nor a run directory; did you mean {place}?\n"
+            f"Error: {place.parent} is neither a checkpoint store nor a run directory; did you mean {place}?\n"
         )
-    assert f"did you mean {place}?" in rtj("checkpoints", "list", tmp_path.parent).output
+    assert f"did you mean {place}?" in rtj("checkpoints", "list", tmp_path / "a").output
 
 
 def test_the_parent_of_stores_and_copies(rtj, tmp_path: Path) -> None:

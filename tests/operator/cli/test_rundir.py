@@ -34,6 +34,16 @@ def test_a_directory_that_is_no_run_names_what_is_missing_and_what_was_meant(run
         RunDir(run.path.parent)
 
 
+def test_what_lies_inside_a_run_leads_to_the_run(tmp_path: Path) -> None:
+    """So does a directory further up."""
+    run = tmp_path / "a" / "runs" / "gpt"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "job.json").touch()
+    for slip in (run / "checkpoints", run.parent, tmp_path / "a"):
+        with pytest.raises(UsageProblem, match=rf"no job\.json; did you mean {run}\?"):
+            RunDir(slip)
+
+
 def test_an_empty_directory_says_how_a_run_is_made(bare) -> None:
     """A newcomer is told the command."""
     with pytest.raises(UsageProblem, match="rtj run --dir RUN"):
