@@ -4,13 +4,15 @@ Rank 0's writer is the host, the others come as guests, once for each flight: a 
 the same on all ranks. A guest says hello and waits for the word that the directory is claimed, writes its
 file, hands in what it has written, and waits for the outcome. Whoever breaks the connection has failed.
 
-The listening socket belongs to rank 0's training process and outlives a writer that dies; who has it says a
-secret that only this attempt's ranks were told, so neither another attempt nor another job can join.
+The listening socket belongs to rank 0's training process and outlives a writer that dies. A guest proves that
+it knows a secret which only this attempt's ranks were told, by signing what the host has just thought up: so
+neither another attempt nor another job can join, nor who has listened in.
 """
 
 from __future__ import annotations
 
 import hmac
+import secrets
 import selectors
 import socket
 import threading
@@ -26,6 +28,7 @@ _RETRY_SECONDS = 0.05
 _BACKLOG = 4096
 _STRANGERS_BYTES = 4096  # of whoever has not said hello
 
+CHALLENGE = "challenge"
 HELLO = "hello"
 WRITE = "write"  # the directory is claimed
 STORED = "stored"
@@ -57,6 +60,7 @@ def listen(host: str) -> socket.socket:
 class _Guest:
     connection: socket.socket
     inbox: Inbox
+    nonce: str = field(default_factory=lambda: secrets.token_hex(16))
     rank: int = -1  # unknown until it has said hello
     flight: int = -1
 
@@ -147,6 +151,7 @@ class Host:
         connection.setblocking(True)
         guest = _Guest(connection, Inbox(connection))
         self._selector.register(connection, selectors.EVENT_READ, guest)
+        self._tell(guest, {"kind": CHALLENGE, "nonce": guest.nonce})
 
     def _hear(self, guest: _Guest) -> None:
         with self._changed:
@@ -166,10 +171,14 @@ class Host:
             self._flight.answers[guest.rank] = message
 
     def _welcome(self, guest: _Guest, message: Message) -> None:
-        if not hmac.compare_digest(str(message.get("secret", "")), self._secret):
+        rank, flight_number = int(message["rank"]), int(message["flight"])
+        wanted = _proof(self._secret, guest.nonce, rank, flight_number)
+        if guest.rank >= 0 or not hmac.compare_digest(
+            str(message.get("proof", "")).encode(), wanted.encode()
+        ):
             self._gone(guest)
             return
-        guest.rank, guest.flight = int(message["rank"]), int(message["flight"])
+        guest.rank, guest.flight = rank, flight_number
         self._guests.add(guest)
         flight = self._flight
         if guest.flight < flight.number:
@@ -197,7 +206,8 @@ class Guest:
         """Raises HostGone when rank 0's port does not answer."""
         self._connection = _connect(address)
         self._inbox = Inbox(self._connection)
-        self._say({"kind": HELLO, "secret": secret, "rank": rank, "flight": flight})
+        proof = _proof(secret, str(self._hear().get("nonce")), rank, flight)
+        self._say({"kind": HELLO, "proof": proof, "rank": rank, "flight": flight})
 
     def await_claim(self) -> Message | None:
         """Wait until the directory is claimed; the outcome if the flight has ended before that."""
@@ -242,6 +252,11 @@ class Guest:
         if message is None:
             raise HostGone(_HOST_GONE)
         return message
+
+
+def _proof(secret: str, nonce: str, rank: int, flight: int) -> str:
+    """HMAC-SHA256 over what the host has thought up and who the guest says it is."""
+    return hmac.digest(secret.encode(), f"{nonce} {rank} {flight}".encode(), "sha256").hex()
 
 
 _HOST_GONE = "the checkpoint writer of rank 0 went away"
