@@ -44,7 +44,7 @@ def report_of(obj: Raw, now: float) -> Report:
     job = job_of(obj)
     status = counting(job.status, obj)
     at = moment(status, True, now)
-    return build_report(job_file(obj), status, None, at, job.spec.checkpoint.interval)
+    return build_report(job_file(obj), status, None, at, job.spec.checkpoint)
 
 
 def story_of(obj: Raw, now: float, found: Sequence[AttemptHistory], notes: tuple[str, ...] = ()) -> Story:
@@ -56,7 +56,7 @@ def story_of(obj: Raw, now: float, found: Sequence[AttemptHistory], notes: tuple
     job = job_of(obj)
     status = counting(job.status, obj)
     at = moment(status, True, now)
-    return tell(job_file(obj), status, at, None, found, job.spec.checkpoint.interval, notes)
+    return tell(job_file(obj), status, at, None, found, job.spec.checkpoint, notes)
 
 
 def job_file(obj: Raw) -> JobFile:

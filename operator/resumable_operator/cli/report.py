@@ -21,6 +21,7 @@ from resumable_operator.cli.report_model import (
     GoodputNumbers,
     IntervalAdvice,
     Report,
+    in_steps_too,
     sighting,
 )
 from resumable_operator.cli.report_story import Story
@@ -266,24 +267,23 @@ def _interval(advice: IntervalAdvice | None, console: Console) -> None:
     if advice is None:
         console.print("Save interval: no save was measured, so nothing can be recommended")
         return
-    best = _interval_text(
-        advice.recommended_seconds, advice.recommended_steps, advice.expected_goodput_recommended
-    )
-    console.print(f"Save interval: should have been {best} (Daly)")
-    if advice.used_seconds is not None:
-        used = _interval_text(advice.used_seconds, advice.used_steps, advice.expected_goodput_used)
-        console.print(f"  was {used}")
-    often = (
-        f"an interruption every {duration(advice.mtbf_seconds)} ({advice.interruptions} seen)"
-        if advice.interruptions
-        else f"no interruption in {duration(advice.mtbf_seconds)}, taken as one"
-    )
+    best = in_steps_too(advice.recommended_seconds, advice.recommended_steps)
+    console.print(f"Save interval: should have been {best}{_expected(advice.expected_goodput_recommended)}")
+    if advice.used:
+        console.print(f"  was {advice.used}{_expected(advice.expected_goodput_used)}")
+    often = f"an interruption every {duration(advice.mtbf_seconds)} ({seen_told(advice)})"
     console.print(
-        f"  from {often}, {duration(advice.blocking_seconds)} for a save,"
+        f"  by Daly, from {often}, {duration(advice.blocking_seconds)} for a save,"
         f" {duration(advice.restart_seconds)} for a restart"
     )
 
 
-def _interval_text(seconds: float, steps: int | None, expected: float | None) -> str:
-    in_steps = f" or {steps} steps" if steps else ""
-    return f"{duration(seconds)}{in_steps}: expected runtime goodput {percent(expected)}"
+def seen_told(advice: IntervalAdvice) -> str:
+    """What the time between interruptions rests on."""
+    if advice.interruptions:
+        return f"{advice.interruptions} seen, and one assumed in the first hour"
+    return "none yet: an hour to start with, and the time without any since"
+
+
+def _expected(goodput: float | None) -> str:
+    return "" if goodput is None else f": expected runtime goodput {percent(goodput)}"

@@ -16,13 +16,17 @@ from resumable_operator.cli.report_checkpoints import (
     used_seconds,
 )
 from resumable_operator.cli.rundir import HistoryEvent, JobFile, Lines
+from resumable_operator.cli.save_interval import saves_told, wanted_seconds
+from resumable_operator.cli.units import duration
 from resumable_operator.decide import goodput as formulas
+from resumable_operator.decide.assign import interruptions, mtbf_seconds
 from resumable_operator.decide.ledger import UNACCOUNTED, milliseconds, phases_at, unsettled_ms
-from resumable_operator.model import Interruption, JobStatus, Model, SaveInterval
+from resumable_operator.model import Checkpoint, Interruption, JobStatus, Model
+from resumable_operator.words import counted
 from resumable_training.checkpoint.history import AttemptHistory
 from resumable_training.checkpoint.interval import auto_interval
 from resumable_training.contract.exitcodes import describe_exit
-from resumable_training.contract.metrics import INTERRUPTION_CAUSES, RECOVERY_STAGES
+from resumable_training.contract.metrics import RECOVERY_STAGES
 
 
 class GoodputNumbers(Model):
@@ -67,8 +71,9 @@ class Ending(Model):
 
 
 class IntervalAdvice(Model):
-    """What the save interval should have been, by Daly, for the costs that were measured."""
+    """What the save interval should have been for the costs that were measured."""
 
+    used: str  # how often it saved, in words; empty: not known
     used_seconds: float | None
     used_steps: int | None
     recommended_seconds: float
@@ -76,8 +81,8 @@ class IntervalAdvice(Model):
     blocking_seconds: float
     durable_seconds: float
     restart_seconds: float
-    mtbf_seconds: float
-    interruptions: int  # 0: mtbf_seconds is a lower bound
+    mtbf_seconds: float  # as the operator has it: one interruption is assumed in the first hour
+    interruptions: int  # that were seen
     expected_goodput_used: float | None
     expected_goodput_recommended: float
 
@@ -108,14 +113,15 @@ def build_report(
     status: JobStatus,
     history: Lines[HistoryEvent] | None,
     now: float,
-    interval: SaveInterval | str = "auto",
+    saving: Checkpoint | None = None,
     histories: tuple[AttemptHistory, ...] = (),
 ) -> Report:
     """The whole report of a job as it stands at ``now`` (seconds on the operator's clock).
 
     Args:
         history: of all agents' events; None: none is kept.
-        interval: ``spec.checkpoint.interval``; tells the interval that was used where no history does.
+        saving: ``spec.checkpoint``; an interval that is fixed there is the one that was used, another is told
+            by a history alone. None: all defaults.
         histories: of this job, found beside its checkpoints; they count where ``history`` is None.
     """
     if history is not None:
@@ -124,8 +130,8 @@ def build_report(
         checkpoints, used = noted_numbers(status, histories), used_seconds(noted_events(histories))
     else:
         checkpoints, used = newest_numbers(status), None
-    if used is None:
-        used = _wanted_seconds(interval, status)
+    saving = saving or Checkpoint()
+    used = wanted_seconds(saving, status) or used
     numbers = goodput_numbers(status, now)
     counted = sum(status.interruption_counts.values())
     return Report(
@@ -145,7 +151,7 @@ def build_report(
         endings_not_shown=max(0, counted - len(status.interruptions)),
         recovery_seconds={stage: status.recovery.stage_ms.get(stage, 0) / 1000 for stage in RECOVERY_STAGES},
         checkpoints=checkpoints,
-        interval=interval_advice(status, numbers, checkpoints, used),
+        interval=interval_advice(status, numbers, checkpoints, saving, used),
         damaged_lines=None if history is None else history.damaged,
     )
 
@@ -224,18 +230,16 @@ def sighting(item: Ending) -> str:
     return f"{place}: {item.evidence}"
 
 
-def _wanted_seconds(interval: SaveInterval | str, status: JobStatus) -> float | None:
-    """The interval that the spec sets, in seconds; None: it was chosen by measurement."""
-    if isinstance(interval, str):
-        return None
-    steps = interval.steps * status.step_seconds if interval.steps and status.step_seconds else None
-    return min((seconds for seconds in (interval.seconds, steps) if seconds), default=None)
-
-
 def interval_advice(
-    status: JobStatus, numbers: GoodputNumbers, checkpoints: CheckpointNumbers, used: float | None
+    status: JobStatus,
+    numbers: GoodputNumbers,
+    checkpoints: CheckpointNumbers,
+    saving: Checkpoint,
+    used: float | None,
 ) -> IntervalAdvice | None:
-    """Daly's interval for the measured costs; None before a save was measured.
+    """What ``auto`` is, by the library's own word, or would be by the same formula, for the measured costs.
+
+    None before a save was measured.
 
     Args:
         used: the interval that was used, in seconds, if it is known.
@@ -244,11 +248,17 @@ def interval_advice(
     training = numbers.age_seconds - numbers.suspended_seconds - numbers.queued_seconds
     if blocking is None or blocking + durable <= 0 or training <= 0:
         return None
-    interruptions = sum(status.interruption_counts.get(cause, 0) for cause in INTERRUPTION_CAUSES)
-    mtbf = training / max(1, interruptions)
-    restart = restart_seconds(status)
-    best = auto_interval(blocking_seconds=blocking, durable_seconds=durable, mtbf_seconds=mtbf).seconds
+    mtbf, restart = mtbf_seconds(status), restart_seconds(status)
+    best = auto_interval(
+        blocking_seconds=blocking,
+        durable_seconds=durable,
+        mtbf_seconds=mtbf,
+        cap_seconds=saving.max_interval_seconds,
+    ).seconds
+    if saving.interval == "auto" and status.checkpoint is not None:
+        best = status.checkpoint.interval_seconds or best
     return IntervalAdvice(
+        used=_used_told(saving, status, used),
         used_seconds=used,
         used_steps=_in_steps(used, status),
         recommended_seconds=best,
@@ -257,7 +267,7 @@ def interval_advice(
         durable_seconds=durable,
         restart_seconds=restart,
         mtbf_seconds=mtbf,
-        interruptions=interruptions,
+        interruptions=interruptions(status),
         expected_goodput_used=formulas.exact_goodput(used, mtbf, blocking, restart) if used else None,
         expected_goodput_recommended=formulas.exact_goodput(best, mtbf, blocking, restart),
     )
@@ -271,6 +281,17 @@ def restart_seconds(status: JobStatus) -> float:
         if not item.planned and item.recover_seconds is not None
     ]
     return fmean(costs) if costs else status.restart_seconds
+
+
+def _used_told(saving: Checkpoint, status: JobStatus, used: float | None) -> str:
+    if saving.interval != "auto":
+        return saves_told(saving, status)
+    return f"every {in_steps_too(used, _in_steps(used, status))}" if used else ""
+
+
+def in_steps_too(seconds: float, steps: int | None) -> str:
+    """``12.0 s (30 steps)``; without the steps where they are not known."""
+    return f"{duration(seconds)} ({counted(steps, 'step')})" if steps else duration(seconds)
 
 
 def _in_steps(seconds: float | None, status: JobStatus) -> int | None:

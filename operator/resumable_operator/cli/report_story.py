@@ -9,7 +9,7 @@ from resumable_operator.cli.report_course import Course, build_course
 from resumable_operator.cli.report_facts import gather
 from resumable_operator.cli.report_model import Report, build_report
 from resumable_operator.cli.rundir import HistoryEvent, JobFile, Lines
-from resumable_operator.model import JobStatus, SaveInterval
+from resumable_operator.model import Checkpoint, JobStatus
 from resumable_operator.words import counted
 from resumable_training.checkpoint.history import AttemptHistory
 
@@ -29,7 +29,7 @@ def tell(
     now: float,
     history: Lines[HistoryEvent] | None,
     found: Sequence[AttemptHistory],
-    interval: SaveInterval | str = "auto",
+    saving: Checkpoint | None = None,
     notes: tuple[str, ...] = (),
 ) -> Story:
     """The story of a job up to ``now`` (seconds on the operator's clock).
@@ -39,7 +39,7 @@ def tell(
         found: beside the checkpoints; that of an earlier job of the same name is left out.
     """
     ours = tuple(item for item in found if item.begin.job_uid in ("", job.uid))
-    report = build_report(job, status, history, now, interval, ours)
+    report = build_report(job, status, history, now, saving, ours)
     facts = gather(status, history.items if history is not None else (), ours, job.uid)
     damaged = sum(item.damaged for item in ours)
     if damaged:

@@ -45,8 +45,7 @@ class RunSource:
     def report(self) -> Report:
         status = self._run.written_status()
         now = moment(status, self._run.owner() is not None, time.time())
-        interval = self._run.spec().checkpoint.interval
-        return build_report(self._run.job(), status, self._run.history(), now, interval)
+        return build_report(self._run.job(), status, self._run.history(), now, self._run.spec().checkpoint)
 
     def story(self, image: str | None = None) -> Story:
         status = self._run.written_status()
@@ -58,7 +57,7 @@ class RunSource:
         except ResumableError as error:
             notes = (f"The history beside the checkpoints could not be read: {error}",)
         spec = self._run.spec()
-        return tell(self._run.job(), status, now, self._run.history(), found, spec.checkpoint.interval, notes)
+        return tell(self._run.job(), status, now, self._run.history(), found, spec.checkpoint, notes)
 
     def _beside_the_checkpoints(self) -> tuple[AttemptHistory, ...]:
         bucket = bucket_of_run(self._run.path)

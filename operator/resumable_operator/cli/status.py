@@ -21,16 +21,9 @@ from resumable_operator.cli.report_model import Ending, sighting
 from resumable_operator.cli.source import JobSource
 from resumable_operator.cli.status_model import PodLine, StatusView
 from resumable_operator.cli.units import byte_size, duration, percent
-from resumable_operator.model import CheckpointStatus
 from resumable_operator.words import counted
 
 PODS_SHOWN = 12
-_BOUNDS = {
-    "optimum": "auto",
-    "first": "auto, nothing measured yet",
-    "durable": "auto, as often as a save can be stored",
-    "cap": "auto, held down by maxIntervalSeconds",
-}
 
 
 CLUSTER_HELP = """Show what a job is doing and why.
@@ -184,26 +177,27 @@ def _checkpoint(view: StatusView) -> str:
     newest = view.status.checkpoint
     if newest is None:
         return "none yet"
-    age = duration(max(0.0, view.at - newest.at))
+    saves = f"; {view.saves}" if view.saves else ""
     return (
-        f"step {newest.step} ({newest.name}), {byte_size(newest.bytes)}, {age} ago,"
-        f" stopped training for {duration(newest.blocking_ms / 1000)}{_next(newest)}"
+        f"step {newest.step} ({newest.name}), {byte_size(newest.bytes)}, {_ago(view.at - newest.at, view)},"
+        f" stopped training for {duration(newest.blocking_ms / 1000)}{saves}"
     )
 
 
-def _next(newest: CheckpointStatus) -> str:
-    """When the library wants the next one, and what that follows from."""
-    if not newest.interval_seconds:
-        return ""
-    why = _BOUNDS.get(newest.interval_bound, newest.interval_bound)
-    return f"; every {duration(newest.interval_seconds)}{f' ({why})' if why else ''}"
+def _ago(seconds: float, view: StatusView) -> str:
+    """``5.0 s ago``; of a job whose clock has stopped, before that."""
+    if view.status.finished_at is not None:
+        since = "before the end"
+    else:
+        since = "ago" if view.owner is not None or view.pods is not None else "before it stopped"
+    return f"{duration(max(0.0, seconds))} {since}"
 
 
 def _interruption(item: Ending, view: StatusView) -> list[Text]:
-    ago = duration(max(0.0, view.goodput.age_seconds - item.at_seconds))
+    ago = _ago(view.goodput.age_seconds - item.at_seconds, view)
     recovered = "not yet" if item.recover_seconds is None else f"after {duration(item.recover_seconds)}"
     lines = [
-        Text(f"last interruption: {item.cause}, attempt {item.attempt}, {ago} ago", style="bold"),
+        Text(f"last interruption: {item.cause}, attempt {item.attempt}, {ago}", style="bold"),
         Text(f"  {sighting(item)}"),
         Text(
             f"  detected after {duration(item.detect_seconds)}, recovered {recovered},"

@@ -11,6 +11,7 @@ from resumable_operator.cli.report_model import (
     phase_shares,
 )
 from resumable_operator.cli.rundir import JobFile
+from resumable_operator.cli.save_interval import saves_told
 from resumable_operator.decide.assign import gpus_per_worker
 from resumable_operator.model import Budget, JobSpec, JobStatus, Model
 
@@ -47,6 +48,7 @@ class StatusView(Model):
     goodput: GoodputNumbers
     phases: tuple[PhaseShare, ...]
     budgets_left: tuple[BudgetLeft, ...]
+    saves: str  # how often it does, in words; empty: not known, or it has ended
     last_interruption: Ending | None
     status: JobStatus
 
@@ -76,6 +78,7 @@ def build_view(
         goodput=goodput_numbers(status, now),
         phases=phase_shares(status, now),
         budgets_left=budgets_left(spec, status, now),
+        saves="" if status.finished_at is not None else saves_told(spec.checkpoint, status),
         last_interruption=ending(last, status) if last else None,
         status=status,
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resumable_operator.cli.report import seen_told
 from resumable_operator.cli.report_checkpoints import used_seconds
 from resumable_operator.cli.report_model import (
     Report,
@@ -16,7 +19,9 @@ from resumable_operator.cli.report_model import (
     sighting,
 )
 from resumable_operator.cli.rundir import HistoryEvent, JobFile, Lines
-from resumable_operator.model import CheckpointStatus, Interruption, JobStatus, LedgerStatus
+from resumable_operator.decide.observation import Job
+from resumable_operator.metrics import _recommended_interval
+from resumable_operator.model import CheckpointStatus, Interruption, JobSpec, JobStatus, LedgerStatus
 from resumable_training.checkpoint.interval import daly_interval
 from resumable_training.contract.metrics import LEDGER_PHASES
 
@@ -113,12 +118,12 @@ def test_events_with_wrong_fields_do_not_break_a_report() -> None:
 
 
 def test_the_interval_that_daly_gives_for_the_measured_costs() -> None:
-    """d from the saves, M from training time and interruptions (planned endings are none), both as used."""
+    """d from the saves; M as the operator has it, from training time, interruptions, and one assumed."""
     advice = report(save(10, 100), save(20, 152), save(30, 214, durable_ms=4000)).interval
     assert advice.interruptions == 3
-    assert advice.mtbf_seconds == 300.0
+    assert advice.mtbf_seconds == (3600 + 900) / 4
     assert advice.blocking_seconds == 2.0
-    assert advice.recommended_seconds == pytest.approx(daly_interval(2.0, 300.0))
+    assert advice.recommended_seconds == pytest.approx(daly_interval(2.0, 1125.0))
     assert advice.recommended_steps == round(advice.recommended_seconds / 0.5)
     assert (advice.used_seconds, advice.used_steps) == (55.0, 110)
     assert advice.expected_goodput_recommended > advice.expected_goodput_used
@@ -130,10 +135,32 @@ def test_the_interval_is_never_shorter_than_a_save_takes_to_become_durable() -> 
     assert advice.recommended_seconds == 60.0
 
 
-def test_without_interruptions_the_whole_time_is_a_lower_bound() -> None:
-    """A job that never failed gets advice for one failure in its time, and the count says so."""
+def test_without_interruptions_an_hour_is_assumed_to_begin_with() -> None:
+    """A job that ran undisturbed for a minute is not told to save all the time; the count says so."""
     advice = report(save(10, 10), of=status(interruption_counts={"scale": 2})).interval
-    assert (advice.interruptions, advice.mtbf_seconds) == (0, 900.0)
+    assert (advice.interruptions, advice.mtbf_seconds) == (0, 3600 + 900)
+    short = status(interruption_counts={}, ledger=ledger(productive=60_000))
+    cheap = save(10, 10, blocking_ms=20, durable_ms=30)
+    advice = build_report(JOB, short, Lines((cheap,), 0), 60).interval
+    assert advice.recommended_seconds > 10
+    assert "none yet: an hour to start with" in seen_told(advice)
+
+
+def test_what_is_recommended_is_what_the_operator_recommends() -> None:
+    """The report, the metric and the library: one estimate of M, one cap, and for `auto` one word."""
+    newest = CheckpointStatus(
+        name="step-00000020.1", step=20, samples=1, at=1, bytes=500, blocking_ms=2000, durable_ms=3000
+    )
+    word = newest.model_copy(update={"interval_seconds": 77.0})
+    for made, saving in itertools.product(
+        (newest, word),
+        ({}, {"interval": {"steps": 9}}, {"interval": {"seconds": 5}}, {"maxIntervalSeconds": 20}),
+    ):
+        spec = JobSpec.model_validate({"workers": {"replicas": 1}, "checkpoint": saving})
+        of = status(checkpoint=made)
+        advice = build_report(JOB, of, Lines((save(20, 20),), 0), AGE, spec.checkpoint).interval
+        job = Job("local", "train", "u-1", 1, spec, of)
+        assert advice.recommended_seconds == _recommended_interval(job, AGE)
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_a_run_gives_what_it_has_measured(run, rtj) -> None:
     assert "3 workers (down to 1)" in told
     assert "a save stops training for 107 ms, durable after 200 ms" in told
     assert "detect 400 ms, setup 6.2 s" in told
-    assert "so the job every 99.0 s" in told
+    assert "so the job every 30 min 50 s" in told
     other = ("--workers", "6", "--machine-mtbf", "1d", "--blocking", "3s")
     told = " ".join(rtj("simulate", *QUICK, "--days", "0.05", "--from-run", run.path, *other).output.split())
     assert "6 workers (down to 6)" in told

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
-from run_samples import STATUS
+from rich.console import Console
+from run_samples import BEGIN, SPEC, STATUS
 
-from resumable_operator.cli.rundir import RunDir
-from resumable_operator.cli.status_model import budgets_left
+from resumable_operator.cli.rundir import JobFile, RunDir
+from resumable_operator.cli.status import render
+from resumable_operator.cli.status_model import StatusView, budgets_left, build_view
 from resumable_operator.model import BudgetStatus, JobSpec, JobStatus, RecoveryStatus
 
 COMMANDS = ("status", "report")
+JOB = JobFile("local", "train", "u-1", 0.0, {})
+
+
+def shown(view: StatusView) -> str:
+    file = io.StringIO()
+    Console(file=file, width=200).print(render(view))
+    return file.getvalue()
 
 
 def test_status_tells_what_why_and_what_was_lost(run, rtj) -> None:
@@ -26,12 +37,12 @@ def test_status_tells_what_why_and_what_was_lost(run, rtj) -> None:
         "3 of 3 workers; allowed 1-4",
         "200, 400 ms a step",
         "2.346",
-        "step 190 (step-00000190.3), 12.5 MB, 5.0 s ago, stopped training for 120 ms",
+        "step 190 (step-00000190.3), 12.5 MB, 5.0 s before it stopped, stopped training for 120 ms",
         "80.0 % = scheduling 99.0 % x runtime 80.8 %",
         "user error 3 of 3, infrastructure 99 of 100, preemption 1000 of 1000, without progress 4 of 5",
         "node_lost 1, scale 1",
         "Valid=True (Accepted)",
-        "last interruption: node_lost, attempt 1, 59.6 s ago",
+        "last interruption: node_lost, attempt 1, 59.6 s before it stopped",
         "train-1-1 rank 1: worker train-1-1 is gone (killed by SIGKILL)",
         "detected after 400 ms, recovered after 5.6 s, 4 steps redone",
         "| Traceback [not markup]",
@@ -48,6 +59,73 @@ def test_status_says_whether_anybody_runs_it(run, rtj) -> None:
         assert "process " in rtj("status", run.path).output
     run.status(JobStatus(phase="Succeeded", finished_at=5.0))
     assert "run           ended" in rtj("status", run.path).output
+
+
+@pytest.mark.parametrize(
+    ("changes", "owned", "since"),
+    [
+        ({}, True, "ago"),
+        ({}, False, "before it stopped"),
+        ({"phase": "Succeeded", "finished_at": BEGIN + 100}, False, "before the end"),
+    ],
+)
+def test_ages_are_counted_to_a_moment_that_is_named(
+    run, changes: dict[str, Any], owned: bool, since: str
+) -> None:
+    """`ago` is before now; of a job whose clock has stopped nobody could know what it is before."""
+    view = build_view(
+        JOB,
+        JobSpec.model_validate(SPEC),
+        STATUS.model_copy(update=changes),
+        7 if owned else None,
+        BEGIN + 100,
+    )
+    told = shown(view)
+    assert f"12.5 MB, 5.0 s {since}, stopped" in told
+    assert f"attempt 1, 59.6 s {since}" in told
+    assert told.count("ago") == 2 * owned
+
+
+FIXED = {"interval": {"steps": 40}}
+
+
+@pytest.mark.parametrize(
+    ("saving", "told"),
+    [
+        (FIXED, "every 40 steps (about 16.0 s)"),
+        ({"interval": {"steps": 1}}, "every 1 step (about 400 ms)"),
+        ({"interval": {"seconds": 30}}, "every 30.0 s"),
+        (
+            {"interval": {"steps": 40, "seconds": 30}},
+            "every 40 steps (about 16.0 s) or 30.0 s, whichever comes first",
+        ),
+        ({**FIXED, "maxIntervalSeconds": 9}, "every 40 steps (about 16.0 s) or 9.0 s, whichever comes first"),
+    ],
+)
+def test_a_fixed_interval_is_told_alike_everywhere(run, rtj, saving: dict[str, Any], told: str) -> None:
+    """By status, report and page, in the spec's own words; whatever was measured beside it."""
+    newest = STATUS.checkpoint.model_copy(update={"interval_seconds": 12.8, "interval_bound": "fixed"})
+    run.job({**SPEC, "checkpoint": saving}).status(STATUS.model_copy(update={"checkpoint": newest}))
+    assert f"; {told} " in rtj("status", run.path, columns=200).output
+    assert f"  was {told}: expected" in rtj("report", run.path, columns=200).output
+    assert f"It saved {told}, with" in rtj("report", run.path, "--html", "-").output
+
+
+def test_what_has_ended_saves_no_more(run, rtj) -> None:
+    """No `every` of a job that is over; the report says what it was."""
+    run.job({**SPEC, "checkpoint": FIXED})
+    run.status(STATUS.model_copy(update={"phase": "Succeeded", "finished_at": BEGIN + 100}))
+    assert "every" not in rtj("status", run.path).output
+    assert "was every 40 steps" in rtj("report", run.path).output
+
+
+def test_of_the_interval_auto_the_library_has_the_word(run, rtj) -> None:
+    """Status, report and page recommend the same."""
+    newest = STATUS.checkpoint.model_copy(update={"interval_seconds": 48.0, "interval_bound": "optimum"})
+    run.status(STATUS.model_copy(update={"checkpoint": newest}))
+    assert "; every 48.0 s (auto) " in rtj("status", run.path, columns=200).output
+    assert "should have been 48.0 s (120 steps): expected" in rtj("report", run.path).output
+    assert "<b>48.0 s (120 steps)</b>" in rtj("report", run.path, "--html", "-").output
 
 
 def test_status_of_a_fresh_job_invents_nothing(run, rtj) -> None:
@@ -159,8 +237,9 @@ def test_the_report_says_where_time_went_and_what_failures_cost(run, rtj) -> Non
         "attempt 2 did not use step-00000024.1: hash of __0_0.distcp differs",
     ):
         assert line.replace("1 min 10 s", "70.0 s") in lines
+    assert any(line.startswith("Save interval: should have been") for line in lines)
     assert any(
-        line.startswith("Save interval: should have been") and line.endswith("(Daly)") for line in lines
+        line.startswith("by Daly, from an interruption every 30 min 50 s (1 seen, and") for line in lines
     )
 
 

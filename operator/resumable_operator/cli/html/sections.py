@@ -16,10 +16,10 @@ from resumable_operator.cli.html.markup import Content, Html, join, tag
 from resumable_operator.cli.html.palette import PHASES, STAGES, css_class
 from resumable_operator.cli.html.plot import figure, percent
 from resumable_operator.cli.html.verdict import interruptions, verdict
-from resumable_operator.cli.report import NO_HISTORY
+from resumable_operator.cli.report import NO_HISTORY, seen_told
 from resumable_operator.cli.report_checkpoints import Fallback
 from resumable_operator.cli.report_course import Course
-from resumable_operator.cli.report_model import Ending, IntervalAdvice, Report, sighting
+from resumable_operator.cli.report_model import Ending, IntervalAdvice, Report, in_steps_too, sighting
 from resumable_operator.cli.units import byte_size, duration
 from resumable_operator.cli.units import percent as share_text
 from resumable_operator.words import counted
@@ -155,8 +155,10 @@ def _by_cause(report: Report) -> str:
     causes = Counter(ending.cause for ending in report.endings if not ending.planned)
     counts = ", ".join(f"{cause} {count}" for cause, count in causes.most_common())
     text = f"{counted(interruptions(report), 'interruption')}{': ' + counts if counts else ''}"
-    if report.interval is not None and report.interval.interruptions:
-        text += f"; one every {duration(report.interval.mtbf_seconds)} of the time that it could train"
+    numbers, count = report.goodput, interruptions(report)
+    if count:
+        could = numbers.age_seconds - numbers.suspended_seconds - numbers.queued_seconds
+        text += f"; one every {duration(could / count)} of the time that it could train"
     return f"{text}."
 
 
@@ -309,31 +311,23 @@ def interval(advice: IntervalAdvice | None) -> Html:
 
 
 def _advice(advice: IntervalAdvice) -> Html:
-    best = _in_words(advice.recommended_seconds, advice.recommended_steps)
+    best = in_steps_too(advice.recommended_seconds, advice.recommended_steps)
     told: list[Content] = [
         "Recommended: a save every ",
         tag("b", best),
         f", with an expected runtime goodput of {share_text(advice.expected_goodput_recommended)}",
     ]
-    if advice.used_seconds is not None:
-        used = _in_words(advice.used_seconds, advice.used_steps)
-        told.append(f". It was {used}, with {share_text(advice.expected_goodput_used)}")
+    if advice.used:
+        told.append(f". It saved {advice.used}")
+    if advice.expected_goodput_used is not None:
+        told.append(f", with {share_text(advice.expected_goodput_used)}")
     return join([*told, "."])
 
 
-def _in_words(seconds: float, steps: int | None) -> str:
-    return f"{duration(seconds)} ({counted(steps, 'step')})" if steps else duration(seconds)
-
-
 def _inputs(advice: IntervalAdvice) -> Html:
-    often = (
-        f"{counted(advice.interruptions, 'interruption')} seen"
-        if advice.interruptions
-        else "none seen; taken as one"
-    )
     facts = (
         ("d", "one save stops training for", duration(advice.blocking_seconds), ""),
-        ("M", "time between interruptions", duration(advice.mtbf_seconds), often),
+        ("M", "time between interruptions", duration(advice.mtbf_seconds), seen_told(advice)),
         ("R", "a restart takes", duration(advice.restart_seconds), ""),
         ("", "a save is durable after", duration(advice.durable_seconds), "the interval's lower bound"),
     )
