@@ -196,7 +196,8 @@ def test_the_parent_of_runs_or_stores_is_told_from_a_store(rtj, tmp_path: Path) 
         result = rtj("checkpoints", *verb, place.parent)
         assert result.exit_code == 2
         assert result.output == (
-            f"Error: {place.parent} is neither a checkpoint store nor a run directory; did you mean {place}?\n"
+            f"Error: {place.parent} is neither a checkpoint store nor a run directory; did you mean"
+            f" {place}?\n"
         )
     assert f"did you mean {place}?" in rtj("checkpoints", "list", tmp_path / "a").output
 

@@ -130,6 +130,22 @@ def test_one_torch_file_with_the_optimizer(trained, rtj, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        ("--max-shard-size", "1.3MB"),
+        ("--format", "torch"),
+        ("--format", "torch", "--with-optimizer"),
+    ],
+)
+def test_the_size_that_is_told_is_that_of_the_files(trained, rtj, tmp_path: Path, options) -> None:
+    """All that was written: headers, the index, the optimizer."""
+    out = tmp_path / "out"
+    told = json.loads(rtj("checkpoints", "export", trained[0], out, "--json", *options).output)
+    files = [out] if out.is_file() else list(out.iterdir())
+    assert told["bytes"] == sum(file.stat().st_size for file in files)
+
+
+@pytest.mark.parametrize(
     ("options", "why"),
     [
         (["--with-optimizer"], "give --format torch"),

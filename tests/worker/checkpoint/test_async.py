@@ -31,7 +31,7 @@ from resumable_training.checkpoint import (
     writer,
 )
 from resumable_training.checkpoint.errors import NotPlain, Superseded
-from resumable_training.checkpoint.listing import survey
+from resumable_training.checkpoint.listing import list_checkpoints, survey
 from resumable_training.checkpoint.local import LocalStore
 from resumable_training.checkpoint.moments import NOTE, WISH
 
@@ -63,6 +63,22 @@ def begun(job: Job, attempt: int = 1, **config: Any) -> CheckpointEngine:
     engine = job.engine(attempt, **config)
     engine.restore(make_state())
     return engine
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_checkpoint_has_one_size(tmp_path: Path, background: bool) -> None:
+    """What a save reports is what a list of the store says, and what the disk has: all of its files."""
+    job = AsyncJob(tmp_path / "store", host="127.0.0.1") if background else Job(tmp_path / "store")
+    engine = begun(job)
+    try:
+        begun_save = save(engine, 10)
+        report = engine.wait() or begun_save
+        assert report.ok
+        (info,) = list_checkpoints(LocalStore(tmp_path / "store"), time.time())
+        on_disk = sum(file.stat().st_size for file in (tmp_path / "store" / report.name).iterdir())
+        assert report.bytes == info.bytes == on_disk
+    finally:
+        engine.close()
 
 
 def writer_pid(engine: CheckpointEngine) -> int:

@@ -47,8 +47,11 @@ def commit(
     marker: bytes,
     guard: Guard,
     history: tuple[str, ...] = (),
-) -> str:
-    """Manifest, then marker, then the history. Returns why the history was not written, or "".
+) -> tuple[int, str]:
+    """Manifest, then marker, then the history.
+
+    Returns the checkpoint's bytes (of all its files, as lists of a store have it), and why the history was
+    not written, or "".
 
     Args:
         manifest: everything but its files and its time.
@@ -63,7 +66,8 @@ def commit(
         raise StorageUnavailable(f"what was written is not whole: {problem.reason}")
     whole = replace(manifest, files={**files, MARKER_FILE: hash_bytes(marker)}, created=time.time())
     moment("save.manifest")
-    store.create(f"{name}/{MANIFEST_FILE}", seal(whole))
+    document = seal(whole)
+    store.create(f"{name}/{MANIFEST_FILE}", document)
     moment("save.guard")
     guard()
     moment("save.marker")
@@ -71,7 +75,7 @@ def commit(
     moment("save.history")
     note = write_history(store, manifest.record, history)
     moment("save.committed")
-    return note
+    return len(document) + sum(entry.bytes for entry in whole.files.values()), note
 
 
 def discard(store: Store, name: str) -> None:

@@ -36,7 +36,10 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written. ``twins``: pairs of names with the same bytes, which may be tied in the model."""
+    """What was written. ``bytes``: of the files, with what is around the tensors.
+
+    ``twins``: pairs of names with the same bytes, which may be tied in the model.
+    """
 
     files: tuple[str, ...]
     tensors: int
@@ -138,7 +141,7 @@ def write_safetensors(
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
         (directory / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
         files.append(INDEX_FILE)
-    return Exported(tuple(files), len(weight_map), total, tuple(twins.pairs))
+    return _exported(directory, files, len(weight_map), twins)
 
 
 def _write_shard(
@@ -192,14 +195,18 @@ def write_torch(
     """
     twins = _Twins()
     state: dict[str, Any] = dict(_content(tensors, kept, dtype, twins, advance))
-    total = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
     if others:
         state = {"model": state, **_nested(tensors, others, advance)}
     try:
         torch.save(state, file)
     except RuntimeError as error:  # what torch makes of a full disk
         raise OSError(f"{file.name}: {error}") from error
-    return Exported((file.name,), len(kept), total, tuple(twins.pairs))
+    return _exported(file.parent, [file.name], len(kept), twins)
+
+
+def _exported(directory: Path, files: list[str], tensors: int, twins: _Twins) -> Exported:
+    size = sum((directory / file).stat().st_size for file in files)
+    return Exported(tuple(files), tensors, size, tuple(twins.pairs))
 
 
 def _nested(tensors: Tensors, keys: tuple[str, ...], advance: Advance) -> dict[str, Any]:

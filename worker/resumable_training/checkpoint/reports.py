@@ -39,7 +39,7 @@ class SaveReport:
     name: str
     step: int
     samples: int
-    bytes: int = 0
+    bytes: int = 0  # of all files of the checkpoint, manifest and marker too
     blocking_ms: int = 0  # the loop stood still for so long
     durable_ms: int = 0  # from the call to the commit
     ok: bool = True

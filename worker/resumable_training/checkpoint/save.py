@@ -138,16 +138,15 @@ class SynchronousSaver:
         return None
 
     def _write_and_commit(self, task: SaveTask) -> tuple[int, str]:
-        """Bytes written, and what ``commit`` has to say."""
+        """What ``commit`` has to say."""
         state_dict = self._ranks.together(lambda: task.content.build(self._ranks.rank))
         writer = StoreWriter(self._store, task.name)
         write_shards(writer, state_dict, self._ranks)
         parts = self._ranks.gather(writer.files.written)
         files = {file: entry for part in parts for file, entry in part.items()}
-        note = self._ranks.first(lambda: self._commit(task, files, writer.files.marker))
-        return sum(entry.bytes for entry in files.values()), note
+        return self._ranks.first(lambda: self._commit(task, files, writer.files.marker))
 
-    def _commit(self, task: SaveTask, files: dict[str, FileEntry], marker: bytes | None) -> str:
+    def _commit(self, task: SaveTask, files: dict[str, FileEntry], marker: bytes | None) -> tuple[int, str]:
         assert marker is not None
         return commit(self._store, task.name, task.manifest, files, marker, task.guard, task.history)
 

@@ -146,8 +146,7 @@ class Writer:
         marker = marking.marker(marking.join(part.written for part in stored))
         manifest = from_plain(Manifest, message["manifest"])
         history = tuple(message["history"])
-        note = commit(self._store, message["name"], manifest, files, marker, guard, history)
-        return sum(entry.bytes for entry in files.values()), note
+        return commit(self._store, message["name"], manifest, files, marker, guard, history)
 
     def _settled(self, message: Message) -> Message:
         """If the marker is there it was committed; else nothing of it must stay."""
