@@ -23,6 +23,7 @@ from resumable_operator.cli.report_model import (
     Report,
     in_steps_too,
     sighting,
+    steps_told,
 )
 from resumable_operator.cli.report_story import Story
 from resumable_operator.cli.units import byte_size, duration, percent
@@ -121,9 +122,10 @@ def render(report: Report, console: Console) -> None:
 def _title(report: Report, console: Console) -> None:
     line = Text.assemble((report.name, "bold"), f"  {report.phase}")
     console.print(line + Text(f": {report.reason}" if report.reason else ""))
-    rework = f", {report.rework_steps} steps done again" if report.rework_steps else ""
+    again = f", {counted(report.rework_steps, 'step')} done again" if report.rework_steps else ""
+    to_redo = f", {counted(report.steps_to_redo, 'step')} to redo" if report.steps_to_redo else ""
     attempts = counted(report.attempts, "attempt")
-    console.print(f"step {report.step} (furthest {report.high_water_step}{rework}), {attempts}")
+    console.print(f"step {report.step} (furthest {report.high_water_step}{again}{to_redo}), {attempts}")
     numbers = report.goodput
     console.print(
         f"goodput {percent(numbers.goodput)} = scheduling {percent(numbers.scheduling)}"
@@ -166,18 +168,19 @@ def _endings(report: Report, console: Console) -> None:
 
 
 def _recoveries(report: Report, console: Console) -> None:
-    """What all recoveries that are over were made of."""
+    """What all recoveries were made of, those too that ended in another interruption."""
     total = sum(report.recovery_seconds.values())
     if total:
+        what = "Recoveries" if report.has_recovered else "No recovery yet; tries that failed"
         parts = ", ".join(f"{stage} {duration(took)}" for stage, took in report.recovery_seconds.items())
-        console.print(f"Recoveries took {duration(total)}: {parts}")
+        console.print(f"{what} took {duration(total)}: {parts}")
 
 
 def _ending_table(report: Report) -> Table:
     table = Table(
         title="Interruptions and planned endings", title_justify="left", box=box.SIMPLE, pad_edge=False
     )
-    for name in ("#", "at", "attempt", "cause", "detected after", "recovered after", "steps redone", "size"):
+    for name in ("#", "at", "attempt", "cause", "detected after", "recovered after", "done again", "size"):
         table.add_column(name, justify="left" if name == "cause" else "right")
     for number, item in enumerate(report.endings, 1):
         table.add_row(*_ending_cells(number, item))
@@ -186,10 +189,10 @@ def _ending_table(report: Report) -> Table:
 
 def _ending_line(number: int, item: Ending) -> str:
     """The same on a terminal too narrow for the table."""
-    _, at, attempt, cause, detected, recovered, redone, size = _ending_cells(number, item)
+    _, at, attempt, cause, detected, recovered, _, size = _ending_cells(number, item)
     return (
         f"#{number} at {at}, attempt {attempt}: {cause}; detected after {detected},"
-        f" recovered after {recovered}, steps redone {redone}, size {size}"
+        f" recovered after {recovered}, {steps_told(item)}, size {size}"
     )
 
 
@@ -202,7 +205,7 @@ def _ending_cells(number: int, item: Ending) -> tuple[str, ...]:
         item.cause + (" (planned)" if item.planned else ""),
         duration(item.detect_seconds),
         duration(item.recover_seconds),
-        "-" if item.rework_steps is None else str(item.rework_steps),
+        steps_told(item, short=True),
         f"{item.size_before} > {after}",
     )
 

@@ -58,9 +58,10 @@ class Ending(Model):
     planned: bool
     at_seconds: float  # age of the job when it was declared
     detect_seconds: float
-    recover_seconds: float | None
+    recover_seconds: float | None  # None: not yet, or the job was suspended in between
     stages: dict[str, float] | None  # seconds of the recovery by stage; None: planned, or it goes on
-    rework_steps: int | None  # None: the script does not use the library, so nobody knows
+    rework_steps: int | None  # lost by it; None: not known, as of a script that does not use the library
+    done_again: bool  # those steps have been done again
     worker: str
     rank: int | None
     exit_code: int | None
@@ -97,12 +98,16 @@ class Report(Model):
     size: int
     step: int
     high_water_step: int
-    rework_steps: int
+    rework_steps: int  # done again so far
+    steps_to_redo: int  # done before, and not again yet
     goodput: GoodputNumbers
     phases: tuple[PhaseShare, ...]
     endings: tuple[Ending, ...]
     endings_not_shown: int
-    recovery_seconds: dict[str, float]  # of all recoveries that are over, by stage
+    has_recovered: bool  # after any interruption
+    recovery_seconds: dict[
+        str, float
+    ]  # by stage, of all recoveries that ended: in a step, or another interruption
     checkpoints: CheckpointNumbers
     interval: IntervalAdvice | None
     damaged_lines: int | None  # of the history, skipped; None: none is kept
@@ -145,10 +150,12 @@ def build_report(
         step=status.step,
         high_water_step=status.high_water_step,
         rework_steps=status.ledger.rework_steps,
+        steps_to_redo=max(0, status.high_water_step - status.step) if status.finished_at is None else 0,
         goodput=numbers,
         phases=phase_shares(status, now),
         endings=tuple(ending(item, status) for item in status.interruptions),
         endings_not_shown=max(0, counted - len(status.interruptions)),
+        has_recovered=_has_recovered(status),
         recovery_seconds={stage: status.recovery.stage_ms.get(stage, 0) / 1000 for stage in RECOVERY_STAGES},
         checkpoints=checkpoints,
         interval=interval_advice(status, numbers, checkpoints, saving, used),
@@ -200,9 +207,10 @@ def ending(item: Interruption, status: JobStatus) -> Ending:
         planned=item.planned,
         at_seconds=max(0.0, item.at - status.ledger.started_at / 1000),
         detect_seconds=item.detect_seconds,
-        recover_seconds=item.recover_seconds,
+        recover_seconds=None if item.planned and item.cause == "suspend" else item.recover_seconds,
         stages=item.stages,
-        rework_steps=None if status.uses_library is False else item.rework_steps,
+        rework_steps=_lost_steps(item, status),
+        done_again=_is_done_again(item, status),
         worker=item.worker,
         rank=item.rank,
         exit_code=item.code,
@@ -211,6 +219,42 @@ def ending(item: Interruption, status: JobStatus) -> Ending:
         size_before=item.size_before,
         size_after=item.size_after,
     )
+
+
+def _has_recovered(status: JobStatus) -> bool:
+    """Of interruptions that are no longer kept it is taken for granted."""
+    shown = [item for item in status.interruptions if not item.planned]
+    return interruptions(status) > len(shown) or any(item.recover_seconds is not None for item in shown)
+
+
+def _lost_steps(item: Interruption, status: JobStatus) -> int | None:
+    """Not known before the next attempt says where it begins, or if nobody ever says."""
+    begins = item.resumed_step is not None or item.recover_seconds is not None or item.rework_steps
+    return item.rework_steps if begins and status.uses_library is not False else None
+
+
+def _is_done_again(item: Interruption, status: JobStatus) -> bool:
+    """The job is where it was, or a later attempt has lost steps of its own account."""
+    if item.resumed_step is None:
+        return item.recover_seconds is not None
+    return status.attempt.number > item.attempt + 1 or status.step >= item.resumed_step + item.rework_steps
+
+
+def steps_told(item: Ending, short: bool = False) -> str:
+    """``33 steps done again``, before that ``33 steps to redo``; of a planned ending ``went back 33 steps``.
+
+    Args:
+        short: for a column that is about steps done again.
+    """
+    lost = item.rework_steps
+    if lost is None:
+        return "-" if short else "steps to redo are not known"
+    steps = str(lost) if short else counted(lost, "step")
+    if item.planned and lost:  # it commits before it ends: somebody wanted an older checkpoint
+        return f"went back {steps}"
+    if item.done_again or not lost:
+        return steps if short else f"{steps} done again"
+    return f"{steps} to redo"
 
 
 def evidence(item: Interruption) -> str:

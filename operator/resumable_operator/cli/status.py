@@ -17,7 +17,7 @@ from resumable_operator.cli.lately import Lately, Looks
 from resumable_operator.cli.output import make_console
 from resumable_operator.cli.place import Place, PlacedCommand, cluster_options, job_at
 from resumable_operator.cli.report import is_opaque, opaque_note
-from resumable_operator.cli.report_model import Ending, sighting
+from resumable_operator.cli.report_model import Ending, sighting, steps_told
 from resumable_operator.cli.source import JobSource
 from resumable_operator.cli.status_model import PodLine, StatusView
 from resumable_operator.cli.units import byte_size, duration, percent
@@ -199,9 +199,6 @@ def _interruption(item: Ending, view: StatusView) -> list[Text]:
     lines = [
         Text(f"last interruption: {item.cause}, attempt {item.attempt}, {ago}", style="bold"),
         Text(f"  {sighting(item)}"),
-        Text(
-            f"  detected after {duration(item.detect_seconds)}, recovered {recovered},"
-            f" {'-' if item.rework_steps is None else item.rework_steps} steps redone"
-        ),
+        Text(f"  detected after {duration(item.detect_seconds)}, recovered {recovered}, {steps_told(item)}"),
     ]
     return lines + [Text(f"  | {line}", style="dim") for line in item.tail]

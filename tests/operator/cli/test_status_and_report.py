@@ -44,7 +44,7 @@ def test_status_tells_what_why_and_what_was_lost(run, rtj) -> None:
         "Valid=True (Accepted)",
         "last interruption: node_lost, attempt 1, 59.6 s before it stopped",
         "train-1-1 rank 1: worker train-1-1 is gone (killed by SIGKILL)",
-        "detected after 400 ms, recovered after 5.6 s, 4 steps redone",
+        "detected after 400 ms, recovered after 5.6 s, 4 steps done again",
         "| Traceback [not markup]",
     ):
         assert text in result.output
@@ -167,6 +167,73 @@ def test_a_report_counts_in_good_grammar(run, rtj) -> None:
     assert "No save was made." in page
 
 
+@pytest.mark.parametrize(
+    ("step", "changes", "told", "cell", "header"),
+    [
+        (
+            190,
+            {"resumed_step": 190, "rework_steps": 33},
+            "33 steps to redo",
+            "33 to redo",
+            "33 steps to redo",
+        ),
+        (
+            200,
+            {"resumed_step": 190, "rework_steps": 33},
+            "33 steps to redo",
+            "33 to redo",
+            "23 steps to redo",
+        ),
+        (223, {"resumed_step": 190, "rework_steps": 33}, "33 steps done again", "33", "33 steps done again"),
+        (223, {"resumed_step": None, "rework_steps": 0, "recover_seconds": None}, "not known", "-", "223)"),
+        (223, {"resumed_step": 223, "rework_steps": 0}, "0 steps done again", "0", "223)"),
+    ],
+)
+def test_steps_are_to_be_redone_until_they_are_done_again(
+    run, rtj, step: int, changes: dict[str, Any], told: str, cell: str, header: str
+) -> None:
+    """In status, in the report's header, its table and its lines alike; before it is known, nothing."""
+    done = step - 190 if changes["rework_steps"] else 0
+    ending = STATUS.interruptions[0].model_copy(update={"attempt": 2, **changes})
+    ledger = STATUS.ledger.model_copy(update={"rework_steps": done})
+    changed = {"step": step, "high_water_step": 223, "interruptions": (ending,), "last_interruption": ending}
+    run.status(STATUS.model_copy(update={**changed, "ledger": ledger}))
+    assert told in rtj("status", run.path).output
+    wide, narrow = rtj("report", run.path, columns=120).output, rtj("report", run.path, columns=60).output
+    assert header in wide
+    assert f" {cell} " in wide
+    assert told in " ".join(narrow.split())
+
+
+def test_a_roll_back_is_no_loss_of_the_suspension_before_it(run, rtj) -> None:
+    """The suspension committed; going back was wanted, and nobody recovered from being suspended."""
+    changes = {"cause": "suspend", "resumed_step": 100, "rework_steps": 1259, "recover_seconds": 33.6}
+    ending = STATUS.interruptions[1].model_copy(update=changes)
+    run.status(STATUS.model_copy(update={"interruptions": (ending,)}))
+    told = " ".join(rtj("report", run.path, columns=120).output.split())
+    assert "suspend (planned) 0 s - went back 1259 2 > 3" in told
+    assert "33.6 s" not in told
+    page = rtj("report", run.path, "--html", "-").output
+    assert "went back 1259" in page
+    assert "33.6 s" not in page
+
+
+def test_a_job_that_never_trained_again_has_not_recovered(run, rtj) -> None:
+    """Tries that ended in the next interruption are no recoveries, and have no mean."""
+    stages = {"detect": 0.4, "reschedule": 4.0, "rendezvous": 0.1, "restore": 0.9, "warmup": 0.0}
+    lost = STATUS.interruptions[0].model_copy(update={"recover_seconds": None, "stages": stages})
+    tries = tuple(lost.model_copy(update={"attempt": number}) for number in (1, 2, 3))
+    spent = RecoveryStatus(stage_ms={stage: round(3000 * took) for stage, took in stages.items()})
+    failed = {"phase": "Failed", "interruptions": tries, "interruption_counts": {"node_lost": 3}}
+    run.status(STATUS.model_copy(update={**failed, "recovery": spent}))
+    told = rtj("report", run.path).output
+    assert "No recovery yet; tries that failed took 16.2 s: detect" in told
+    assert "Recoveries took" not in told
+    page = rtj("report", run.path, "--html", "-").output
+    assert "No recovery yet" in page
+    assert "mean of" not in page
+
+
 def test_budgets_forget_what_is_older_than_their_window() -> None:
     """What is left is what the next decision will see."""
     spec = JobSpec.model_validate(
@@ -265,7 +332,7 @@ def test_time_without_the_library_is_said(run, rtj, command: str) -> None:
 def test_steps_redone_without_the_library_are_not_known(run, rtj) -> None:
     """Of a script that reports no steps nobody can say how many it does again."""
     run.status(RunDir(run.path).status().model_copy(update={"uses_library": False}))
-    assert "- steps redone" in rtj("status", run.path).output
+    assert "steps to redo are not known" in rtj("status", run.path).output
     told = json.loads(rtj("report", run.path, "--json").output)
     assert {item["reworkSteps"] for item in told["endings"]} == {None}
     assert rtj("report", run.path).exit_code == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 
 from resumable_operator.cli.html.cost_charts import (
     interval_curve,
@@ -19,12 +20,19 @@ from resumable_operator.cli.html.verdict import interruptions, verdict
 from resumable_operator.cli.report import NO_HISTORY, seen_told
 from resumable_operator.cli.report_checkpoints import Fallback
 from resumable_operator.cli.report_course import Course
-from resumable_operator.cli.report_model import Ending, IntervalAdvice, Report, in_steps_too, sighting
+from resumable_operator.cli.report_model import (
+    Ending,
+    IntervalAdvice,
+    Report,
+    in_steps_too,
+    sighting,
+    steps_told,
+)
 from resumable_operator.cli.units import byte_size, duration
 from resumable_operator.cli.units import percent as share_text
 from resumable_operator.words import counted
 
-_ENDING_NUMBERS = ("at", "attempt", "detected after", "recovered after", "steps redone", "workers")
+_ENDING_NUMBERS = ("at", "attempt", "detected after", "recovered after", "done again", "workers")
 MOST_RECOVERIES = 12
 _TONES = {"Succeeded": "good", "Running": "live", "Failed": "bad"}
 
@@ -63,8 +71,9 @@ def _tiles(report: Report) -> Iterable[tuple[str, tuple[Content, ...]]]:
     )
     settled = f"{duration(numbers.unsettled_seconds)} not yet explained" if numbers.unsettled_seconds else ""
     yield "Age", _tile(duration(numbers.age_seconds), settled or f"{counted(report.attempts, 'attempt')}")
-    again = f"{report.rework_steps:,} done again" if report.rework_steps else "none done twice"
-    yield "Steps", _tile(f"{report.high_water_step:,}", again)
+    again = [f"{report.rework_steps:,} done again"] if report.rework_steps else []
+    again += [f"{report.steps_to_redo:,} to redo"] if report.steps_to_redo else []
+    yield "Steps", _tile(f"{report.high_water_step:,}", ", ".join(again) or "none done twice")
     planned = sum(ending.planned for ending in report.endings)
     yield "Interruptions", _tile(str(interruptions(report)), f"and {counted(planned, 'planned ending')}")
     made = "-" if saves.made is None else f"{saves.made:,}"
@@ -168,13 +177,14 @@ def _recoveries(report: Report) -> Html | None:
         return None
     longest = max(sum((item.stages or {}).values()) for _, item in split)
     count = len(split)
-    means = {stage: sum((item.stages or {}).get(stage, 0.0) for _, item in split) / count for stage in STAGES}
+    over = [item.stages or {} for _, item in split if item.recover_seconds is not None]
     rows = [
         _recovery_row(f"#{number} {item.cause}", item.stages or {}, longest)
         for number, item in split[-MOST_RECOVERIES:]
     ]
-    if count > 1:
-        rows.append(_recovery_row(f"mean of {count}", means, longest, "mean"))
+    if len(over) > 1:
+        means = {stage: fmean(stages.get(stage, 0.0) for stages in over) for stage in STAGES}
+        rows.append(_recovery_row(f"mean of {len(over)}", means, longest, "mean"))
     heads = (
         tag("th", "after", scope="col"),
         tag("td", class_="wide", aria_hidden="true"),
@@ -185,7 +195,8 @@ def _recoveries(report: Report) -> Html | None:
     shown = min(count, MOST_RECOVERIES)
     unit = f" the newest {shown} of {count}" if shown < count else None
     title = tag("h3", "What recoveries were made of", tag("span", unit, class_="unit"))
-    caption = tag("figcaption", title, stage_legend())
+    failed = None if over else tag("p", "No recovery yet: none of these led to a step.", class_="note")
+    caption = tag("figcaption", title, failed, stage_legend())
     return tag("figure", caption, tag("div", table, class_="scroll"), class_="chart")
 
 
@@ -219,7 +230,7 @@ def _ending_row(number: int, item: Ending) -> Html:
         str(item.attempt),
         duration(item.detect_seconds) if not item.planned else "–",
         duration(item.recover_seconds) if item.recover_seconds is not None else "–",
-        "–" if item.rework_steps is None else f"{item.rework_steps:,}",
+        steps_told(item, short=True),
         f"{item.size_before} → {after}",
     )
     return tag(
