@@ -137,9 +137,38 @@ def test_a_wrong_file_at_the_target_is_replaced(source: LocalStore, target: AnyS
     assert same(source, target, name(20, 1))
 
 
+def copy_record(source: LocalStore, target: Store, number: int) -> None:
+    path = f"records/{number:08d}.json"
+    (target.root / path).write_bytes(source.read(path))
+
+
+def test_into_the_jobs_own_store_only_beside_its_record(source: LocalStore, tmp_path: Path) -> None:
+    """Without it, or beside another attempt's of that number, it would be off the chain or on a wrong one."""
+    own = Store(tmp_path / "own")
+    with pytest.raises(StoreMisconfigured, match=r"lacks record 1: .* no job resumes .* Copy with --all"):
+        copy_checkpoint(source, name(20, 1), LocalStore(own.root))
+    own.record(1, parent=name(5, 1))
+    with pytest.raises(StoreMisconfigured, match=r"00000001\.json is another record"):
+        copy_checkpoint(source, name(20, 1), LocalStore(own.root))
+    assert not (own.root / name(20, 1)).exists()
+    copy_record(source, own, 1)
+    copy_checkpoint(source, name(20, 1), LocalStore(own.root))
+    assert survey(LocalStore(own.root)).resume_points == [name(20, 1)]
+
+
+def test_a_copy_brings_a_lost_checkpoint_back(source: LocalStore, tmp_path: Path) -> None:
+    """From a directory of copies, which has no records, into the store that it was copied from."""
+    kept = LocalStore(tmp_path / "kept")
+    copy_checkpoint(source, name(20, 1), kept)
+    source.delete_tree(name(20, 1))
+    copy_checkpoint(kept, name(20, 1), source)
+    assert name(20, 1) in survey(source).resume_points
+
+
 def test_another_checkpoint_of_that_name_stays(source: LocalStore, tmp_path: Path) -> None:
     """Nothing is overwritten that was complete."""
     other = Store(tmp_path / "other")
+    copy_record(source, other, 1)
     (other.save(20, 1) / MARKER_FILE).write_bytes(b"another")
     with pytest.raises(StoreExists, match="another checkpoint"):
         copy_checkpoint(source, name(20, 1), LocalStore(other.root))

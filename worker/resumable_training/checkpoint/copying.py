@@ -33,6 +33,7 @@ from resumable_training.contract.manifest import (
     FileEntry,
     Manifest,
     StoreIdentity,
+    record_name,
 )
 from resumable_training.contract.marker import parse_marker
 
@@ -82,7 +83,8 @@ def copy_checkpoint(
 
     Raises:
         DamagedCheckpoint: the source is; says how.
-        StoreMisconfigured: the target is another job's store, whose checkpoints these would be taken for.
+        StoreMisconfigured: the target is another job's store, whose checkpoints these would be taken for; or
+            this job's own without the record that it was made under.
         StoreExists: something else has that name there.
         StorageUnavailable: one of them can't be read or written; the same call goes on.
     """
@@ -92,7 +94,7 @@ def copy_checkpoint(
     if looked.verdict.outcome == verify.DAMAGED:
         raise DamagedCheckpoint(name, looked.verdict.reason)
     target.prepare_root()
-    _require_fit(target, looked.manifest)
+    _require_fit(source, target, looked.manifest)
     as_name = name.rpartition("/")[2]
     _claim(target, as_name, looked.marker)
     block_bytes = looked.manifest.block_bytes if looked.manifest else BLOCK_BYTES
@@ -104,12 +106,41 @@ def copy_checkpoint(
     return Copied(as_name, copied, there)
 
 
-def _require_fit(target: Store, manifest: Manifest | None) -> None:
+def _require_fit(source: Store, target: Store, manifest: Manifest | None) -> None:
+    """A checkpoint means something only beside the record that it was made under.
+
+    That one record is not copied along: without those before it the chain would end there, and a job that
+    has gone on in the target has its own of that number.
+    """
     identity = read_identity(target)
-    if identity is not None and (manifest is None or manifest.store_id != identity.store_id):
+    if identity is None:
+        return
+    if manifest is not None and manifest.store_id == identity.store_id:
+        _require_record(source, target, manifest.record)
+        return
+    raise StoreMisconfigured(
+        f"{target.location} is the store of job {identity.owner}: a checkpoint of another job there could"
+        " be taken for one of its own. Copy it to a place beside, and name it by resumeFrom"
+    )
+
+
+def _require_record(source: Store, target: Store, number: int) -> None:
+    path = f"{RECORDS_DIRECTORY}/{record_name(number)}"
+    try:
+        there = target.read(path)
+    except StoreNotFound:
         raise StoreMisconfigured(
-            f"{target.location} is the store of job {identity.owner}: a checkpoint of another job there could"
-            " be taken for one of its own. Copy it to a place beside, and name it by resumeFrom"
+            f"{target.location} is this job's store, and lacks record {number}: without its record no job"
+            " resumes a checkpoint there. Copy with --all, or to a place beside"
+        ) from None
+    try:
+        same = source.read(path) == there
+    except StoreNotFound:  # a copy without records: its manifest names the store and the number
+        same = True
+    if not same:
+        raise StoreMisconfigured(
+            f"{target.location}/{path} is another record: a job has gone on there, and would take the"
+            " checkpoint for its own. Copy to a place beside, and name it by resumeFrom"
         )
 
 
