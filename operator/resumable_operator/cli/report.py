@@ -24,6 +24,7 @@ from resumable_operator.cli.report_model import (
     in_steps_too,
     sighting,
     steps_told,
+    waits_told,
 )
 from resumable_operator.cli.report_story import Story
 from resumable_operator.cli.units import byte_size, duration, percent
@@ -112,7 +113,7 @@ def render(report: Report, console: Console) -> None:
     _title(report, console)
     _endings(report, console)
     _phases(report, console)
-    _checkpoints(report.checkpoints, console)
+    _checkpoints(report, console)
     _interval(report.interval, console)
     if report.damaged_lines:
         skipped = counted(report.damaged_lines, "damaged line")
@@ -233,7 +234,8 @@ def _phases(report: Report, console: Console) -> None:
     console.print(table)
 
 
-def _checkpoints(numbers: CheckpointNumbers, console: Console) -> None:
+def _checkpoints(report: Report, console: Console) -> None:
+    numbers = report.checkpoints
     if numbers.made is None:
         _newest_checkpoint(numbers, console)
         return
@@ -247,6 +249,9 @@ def _checkpoints(numbers: CheckpointNumbers, console: Console) -> None:
             f" and is durable after {duration(numbers.durable_seconds)};"
             f" together they cost {duration(numbers.blocking_total_seconds)}"
         )
+    waits = waits_told(report)
+    if waits:
+        console.print(f"  {waits}")
     for item in numbers.fallbacks or ():
         console.print(
             Text(f"  attempt {item.attempt} did not use {item.checkpoint}: {item.why}", style="yellow")

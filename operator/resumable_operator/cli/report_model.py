@@ -20,13 +20,15 @@ from resumable_operator.cli.save_interval import saves_told, wanted_seconds
 from resumable_operator.cli.units import duration
 from resumable_operator.decide import goodput as formulas
 from resumable_operator.decide.assign import interruptions, mtbf_seconds
-from resumable_operator.decide.ledger import UNACCOUNTED, milliseconds, phases_at, unsettled_ms
+from resumable_operator.decide.ledger import CHECKPOINTING, UNACCOUNTED, milliseconds, phases_at, unsettled_ms
 from resumable_operator.model import Checkpoint, Interruption, JobStatus, Model
 from resumable_operator.words import counted
 from resumable_training.checkpoint.history import AttemptHistory
 from resumable_training.checkpoint.interval import auto_interval
 from resumable_training.contract.exitcodes import describe_exit
 from resumable_training.contract.metrics import RECOVERY_STAGES
+
+LEAST_WAIT_SECONDS = 0.1  # less is how clocks are read
 
 
 class GoodputNumbers(Model):
@@ -197,6 +199,20 @@ def phase_shares(status: JobStatus, now: float) -> tuple[PhaseShare, ...]:
         for phase, amount in longest_first
         if amount
     )
+
+
+def waits_told(report: Report) -> str:
+    """What of the phase ``checkpointing`` no save's own cost explains; empty: nothing, or not known.
+
+    Before a drain or the job's end training waits until the last save is durable. Its own cost is only what
+    it took from training to begin it.
+    """
+    begun = report.checkpoints.blocking_total_seconds
+    whole = sum(item.seconds for item in report.phases if item.phase == CHECKPOINTING)
+    if begun is None or whole - begun < LEAST_WAIT_SECONDS:
+        return ""
+    rest = f"the other {duration(whole - begun)} of checkpointing"
+    return f"{rest} went into waiting for the last save of an attempt, or into failed ones"
 
 
 def ending(item: Interruption, status: JobStatus) -> Ending:

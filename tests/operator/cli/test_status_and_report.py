@@ -234,6 +234,18 @@ def test_a_job_that_never_trained_again_has_not_recovered(run, rtj) -> None:
     assert "mean of" not in page
 
 
+def test_the_cost_of_saves_adds_up_to_their_phase(run, rtj) -> None:
+    """What no save took from training to begin it was waited for at the end; said when it is worth a word."""
+    for spent, rest in ((320, ""), (2125, "the other 1.8 s of checkpointing went into waiting")):
+        phases = {**STATUS.ledger.phases, "checkpointing": spent, "productive": 80_000 - spent}
+        ledger = STATUS.ledger.model_copy(update={"phases": phases})
+        run.status(STATUS.model_copy(update={"ledger": ledger}))
+        for command in (("report", run.path), ("report", run.path, "--html", "-")):
+            told = rtj(*command, columns=200).output
+            assert ("waiting for the last save" in told) == bool(rest)
+            assert rest in told
+
+
 def test_budgets_forget_what_is_older_than_their_window() -> None:
     """What is left is what the next decision will see."""
     spec = JobSpec.model_validate(

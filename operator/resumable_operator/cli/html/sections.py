@@ -27,6 +27,7 @@ from resumable_operator.cli.report_model import (
     in_steps_too,
     sighting,
     steps_told,
+    waits_told,
 )
 from resumable_operator.cli.units import byte_size, duration
 from resumable_operator.cli.units import percent as share_text
@@ -289,7 +290,8 @@ def _saves_told(report: Report) -> str:
             f" {duration(numbers.durable_seconds)}"
         )
         total = numbers.blocking_total_seconds
-        text += f"; together they stopped it for {duration(total)}." if total is not None else "."
+        text += f"; together they stopped it for {duration(total)}" if total is not None else ""
+        text += f"; {waits_told(report)}." if waits_told(report) else "."
     return text
 
 
