@@ -89,7 +89,7 @@ def rollback_command(
     """
     with checkpoints_at(directory, place, image, time_limit) as store:
         if isinstance(store, StoreSource):
-            owner = _owner(store, directory, suspend, yes)
+            owner = _owner(store, directory, which, suspend, yes)
             done = store.roll_back(which) if owner is None else _stop_first(store, directory, which, owner)
             click.echo(json.dumps(to_plain(done), indent=2) if as_json else _told(done, directory))
             return
@@ -103,7 +103,7 @@ def rollback_command(
 # ---- a store at hand ---------------------------------------------------------------------------------------
 
 
-def _owner(store: StoreSource, directory: str, suspend: bool, yes: bool) -> int | None:
+def _owner(store: StoreSource, directory: str, which: str, suspend: bool, yes: bool) -> int | None:
     """Process id of the `rtj run` that is to be suspended first; None: no job trains.
 
     Raises:
@@ -114,7 +114,7 @@ def _owner(store: StoreSource, directory: str, suspend: bool, yes: bool) -> int 
         run = RunDir(path)
         status = run.status()
         if status is not None and status.phase == "Succeeded":
-            raise UsageProblem(f"{path}: this job has finished; start another with resumeFrom")
+            raise UsageProblem(f"{path}: {_finished(store, which)}")
         owner = run.owner()
         if owner is not None and not suspend:
             raise UsageProblem(
@@ -131,6 +131,13 @@ def _owner(store: StoreSource, directory: str, suspend: bool, yes: bool) -> int 
             " its next save, and what it has done since its last one would be lost. If none trains, add --yes"
         )
     return None
+
+
+def _finished(store: StoreSource, which: str) -> str:
+    with store.whole() as opened, naming_next_older(Opened(opened, list), "--to"):
+        name = rollback.check(opened, which)
+    another = shlex.join(["rtj", "run", "--dir", "NEW", "--resume-from", f"{store.title}/{name}"])
+    return f"this job has finished, and is not rolled back. Start another from there: `{another} ...`"
 
 
 def _stop_first(store: StoreSource, directory: str, which: str, owner: int) -> RolledBack:

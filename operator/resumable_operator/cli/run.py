@@ -18,7 +18,13 @@ from resumable_operator.cli.display import cells, row
 from resumable_operator.cli.document import read_document
 from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.output import make_console
-from resumable_operator.cli.run_checks import check_directory, check_program, check_runnable, store_of
+from resumable_operator.cli.run_checks import (
+    check_directory,
+    check_program,
+    check_runnable,
+    resume_source,
+    store_of,
+)
 from resumable_operator.cli.run_local import LocalRun, Setting, Stopped, rank_environment
 from resumable_operator.cli.run_options import (
     Options,
@@ -65,6 +71,8 @@ Ctrl-C commits a checkpoint and stops; the same command line continues from ther
 @click.option("--save-every-seconds", type=click.FloatRange(min=0, min_open=True),
               help="Save every so many seconds. Default: from measured costs and failures.")  # fmt: skip
 @click.option("--keep", type=click.IntRange(min=2), help="Complete checkpoints to keep. Default: 3.")
+@click.option("--resume-from", metavar="STEP|NAME|DIR|URL",
+              help="Go on, once, from this checkpoint, or from the newest of this run or store.")  # fmt: skip
 @click.option("--drain-seconds", type=click.FloatRange(min=0), help="Window of a planned end. Default: 60.")
 @click.option("--shrink-after", type=click.FloatRange(min=0),
               help="Longest wait for a lost worker before going on smaller. Default: 30.")  # fmt: skip
@@ -92,6 +100,7 @@ def run_command(
     metrics_port: int | None,
     script: str | None,
     arguments: tuple[str, ...],
+    resume_from: str | None,
     processes_per_worker: str | None,
     **shape: Any,
 ) -> None:
@@ -101,8 +110,9 @@ def run_command(
     from its newest checkpoint with the workers that are left. A script needs nothing but torchrun's variables
     (RANK, WORLD_SIZE, MASTER_ADDR, ...); with `import resumable_training` it gets exact resume.
     """
-    options = Options(processes_per_worker=_processes(processes_per_worker), **shape)
     cwd = Path.cwd()
+    wanted = resume_source(resume_from, cwd) if resume_from is not None else None
+    options = Options(processes_per_worker=_processes(processes_per_worker), resume_from=wanted, **shape)
     name = default_name(script, module) if name is None else check_name(name, "--name")
     root = (directory or Path("runs") / name).absolute()
     if script is not None and module is None and Path(script).suffix in (".yaml", ".yml"):

@@ -12,9 +12,12 @@ from pathlib import Path
 import click
 
 from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.cli.rundir import RunDir, is_run
 from resumable_operator.cluster.local import container_environment
+from resumable_operator.decide.assign import store_root
 from resumable_operator.errors import SpecError
 from resumable_operator.model import JobSpec
+from resumable_training.checkpoint.wanted import is_own, without_serial
 
 _CONTAINER = "spec.template.spec.containers[]"
 
@@ -56,6 +59,26 @@ def check_runnable(spec: JobSpec, inherited: dict[str, str]) -> None:
     if os.sep in program and Path(place).is_file():
         raise SpecError(f"{_CONTAINER}.command", f"{program} is not executable (chmod +x)")
     raise SpecError(f"{_CONTAINER}.command", f"there is no program {program} on this machine")
+
+
+def resume_source(text: str, cwd: Path) -> str:
+    """What ``--resume-from`` means to ranks, which start elsewhere: a run stands for its store.
+
+    Raises:
+        UsageProblem: it is a path, and there is nothing.
+    """
+    if "://" in text or is_own(without_serial(text)):
+        return text
+    path = cwd / text
+    if not path.is_dir():
+        raise UsageProblem(
+            f"--resume-from: {text} is no step, no checkpoint's name, no URL and no directory here."
+            " A job that has resumed from it already goes on without the option"
+        )
+    if not is_run(path):
+        return str(path)
+    checkpoint = RunDir(path).spec().checkpoint
+    return store_root(checkpoint) if checkpoint.s3 is not None else str(RunDir(path).checkpoints())
 
 
 def store_of(spec: JobSpec) -> Path:

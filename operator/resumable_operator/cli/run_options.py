@@ -54,6 +54,7 @@ class Options:
     save_every_steps: int | None = None
     save_every_seconds: float | None = None
     keep: int | None = None
+    resume_from: str | None = None
     drain_seconds: float | None = None
     shrink_after: float | None = None
     grow_cooldown: float | None = None
@@ -100,7 +101,7 @@ def from_options(options: Options, name: str, command: list[str], directory: Pat
     interval = _given({"steps": options.save_every_steps, "seconds": options.save_every_seconds})
     if interval:
         checkpoint["interval"] = interval
-    checkpoint |= _given({"keep": options.keep})
+    checkpoint |= _given({"keep": options.keep, "resumeFrom": options.resume_from})
     recovery = {
         "drainSeconds": options.drain_seconds,
         "shrinkAfterSeconds": options.shrink_after,

@@ -18,6 +18,7 @@ from resumable_operator.cli.checkpoints_pins import until
 from resumable_operator.cli.directory_store import DirectoryStore
 from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.errors import RetryableError
+from resumable_operator.model import JobStatus
 from resumable_training.checkpoint.files import single_process_is_fine
 from resumable_training.checkpoint.listing import survey
 from resumable_training.checkpoint.local import LocalStore
@@ -165,6 +166,16 @@ def test_roll_back_of_a_running_job_is_refused(bare, rtj) -> None:
         result = rtj("checkpoints", "rollback", bare.path, "--to", 20)
     assert result.exit_code == 2
     assert f"(process {os.getpid()}) trains in it: stop it by Ctrl-C, or give --suspend" in result.output
+    assert len(resume_points(made)) == 5
+
+
+def test_a_finished_job_is_not_rolled_back(bare, rtj) -> None:
+    """Nothing would train on; how another job starts from there is said, for a checkpoint that there is."""
+    made = fill(bare.job().status(JobStatus(phase="Succeeded")).path / "checkpoints")
+    result = rtj("checkpoints", "rollback", bare.path, "--to", 20)
+    assert result.exit_code == 2
+    assert f"`rtj run --dir NEW --resume-from {made.root}/{name(20, 1)} ...`" in result.output
+    assert "On the chain are steps 50" in rtj("checkpoints", "rollback", bare.path, "--to", 11).output
     assert len(resume_points(made)) == 5
 
 

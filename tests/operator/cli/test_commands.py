@@ -69,6 +69,7 @@ FROZEN: dict[str, list[str]] = {
         "--name",
         "--processes-per-worker",
         "--quiet",
+        "--resume-from",
         "--replicas",
         "--save-every-seconds",
         "--save-every-steps",

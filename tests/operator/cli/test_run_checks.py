@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from resumable_operator.cli.exitcodes import UsageProblem
-from resumable_operator.cli.run_checks import check_directory, check_runnable
+from resumable_operator.cli.run_checks import check_directory, check_runnable, resume_source
 from resumable_operator.errors import SpecError
 from resumable_operator.model import parse_spec
 
@@ -50,3 +50,25 @@ def test_directory_that_cannot_be_written(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageProblem, match=r"run directory .* can't be written"):
         check_directory(tmp_path / below, "run directory")
+
+
+@pytest.mark.parametrize("text", ["1200", "1200#2", "step-00001200.7", "s3://models/gpt"])
+def test_what_names_a_resume_point_by_itself_stays(tmp_path: Path, text: str) -> None:
+    """Steps, names and URLs mean the same wherever ranks start."""
+    assert resume_source(text, tmp_path) == text
+
+
+def test_a_resume_point_by_its_path(run, tmp_path: Path) -> None:
+    """Absolute for ranks that start elsewhere; a run stands for its store; a slip is told now."""
+    checkpoint = run.path / "checkpoints" / "step-00000010.1"
+    checkpoint.mkdir(parents=True)
+    assert resume_source(str(checkpoint.relative_to(tmp_path)), tmp_path) == str(checkpoint)
+    assert resume_source(run.path.name, tmp_path) == str(run.path / "checkpoints")
+    with pytest.raises(UsageProblem, match="--resume-from: runs/gtp is no step"):
+        resume_source("runs/gtp", tmp_path)
+
+
+def test_the_store_of_a_run_may_be_a_bucket(bare) -> None:
+    """Then that is where its newest checkpoint is."""
+    bare.job({"workers": {"replicas": 1}, "checkpoint": {"s3": {"bucket": "models", "prefix": "gpt"}}})
+    assert resume_source(str(bare.path), Path("/")) == "s3://models/gpt"

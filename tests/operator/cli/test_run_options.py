@@ -75,6 +75,7 @@ def test_options_become_a_spec() -> None:
         save_every_steps=10,
         save_every_seconds=60.0,
         keep=5,
+        resume_from="1200",
         drain_seconds=1.0,
         shrink_after=2.0,
         grow_cooldown=3.0,
@@ -88,7 +89,7 @@ def test_options_become_a_spec() -> None:
     assert spec.checkpoint.directory.path == str(STORE)
     assert spec.checkpoint.interval != "auto"
     assert (spec.checkpoint.interval.steps, spec.checkpoint.interval.seconds) == (10, 60.0)
-    assert spec.checkpoint.keep == 5
+    assert (spec.checkpoint.keep, spec.checkpoint.resume_from) == (5, "1200")
     recovery = spec.recovery
     assert (recovery.drain_seconds, recovery.shrink_after_seconds) == (1.0, 2.0)
     assert (recovery.grow_cooldown_seconds, recovery.hang_seconds) == (3.0, 4.0)
