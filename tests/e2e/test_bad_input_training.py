@@ -41,7 +41,8 @@ def test_between_two_runs(training: TrainingRun, undisturbed: Undisturbed) -> No
     why = f"{drained.checkpoint.name} is damaged ({damaged.name}"
     assert why in training.log(status.attempt.number)
     assert why in (training.directory / "events.jsonl").read_text()
-    training.check(damaged=drained.checkpoint.name)
+    training.check()  # nobody can resume from the damaged one, and no dead attempt holds it
+    assert not (training.store / drained.checkpoint.name).exists()
     assert_same(training.result(), undisturbed(2))
 
 
