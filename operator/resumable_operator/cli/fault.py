@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.cli.rundir import RunDir
 from resumable_operator.cluster.local_control import call
 from resumable_operator.cluster.local_faults import LONGEST_SECONDS
 from resumable_operator.cluster.local_files import RunFiles
@@ -36,6 +37,15 @@ SECONDS = click.FloatRange(min=0, max=LONGEST_SECONDS)
 EPILOG = "\b\nFaults:\n" + "\n".join(f"  {name:<12} {what}" for name, what in FAULTS.items())
 
 
+def _require_running(run: RunDir) -> None:
+    """Raises UsageProblem when the job has ended: "start it first" would be wrong then."""
+    if run.owner() is not None:
+        return
+    status = run.status()
+    if status is not None and status.phase in ("Succeeded", "Failed"):
+        raise UsageProblem(f"{run.path}: this job has ended ({status.phase}), there is nothing to break")
+
+
 @click.command("fault", epilog=EPILOG)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("fault", type=click.Choice(list(FAULTS)), metavar="FAULT")
@@ -55,6 +65,8 @@ def fault_command(run: Path, fault: str, **options: Any) -> None:
     wrong = sorted(set(given) - OPTIONS_OF[fault])
     if wrong:
         raise click.UsageError(f"--{wrong[0].replace('_', '-')} means nothing to {fault}")
+    directory = RunDir(run)
+    _require_running(directory)
     try:
         reply = call(RunFiles(run.resolve()), {"fault": fault, **given})
     except UserError as error:  # 3 is for a job that failed

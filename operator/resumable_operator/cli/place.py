@@ -155,6 +155,11 @@ def checkpoints_at(
 def _require_directory(name: str, what: str) -> None:
     if Path(name).is_dir():
         return
+    from resumable_operator.cli.rundir import meant_instead
+
+    meant = meant_instead(Path(name))
+    if meant:
+        raise UsageProblem(f"{name}: no such directory{meant}")
     hint = "-n NAMESPACE for a job in a cluster"
     if _has_kubeconfig(os.environ, Path.home()):
         command = click.get_current_context().command_path.partition(" ")[2]

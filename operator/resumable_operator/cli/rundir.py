@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +19,7 @@ from pydantic import ValidationError
 from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cluster.local_files import RunFiles, is_live
 from resumable_operator.model import JobSpec, JobStatus, parse_spec
+from resumable_training.contract.manifest import MARKER_FILE, STORE_FILE
 
 T = TypeVar("T")
 _ATTEMPT = re.compile(r"attempt-(\d+)")
@@ -75,7 +77,8 @@ class RunDir:
         self.path = path
         self.files = RunFiles(path)
         if not path.is_dir():
-            raise UsageProblem(f"{path}: no such directory; give the run directory (rtj run --dir)")
+            hint = meant_instead(path) or "; give the run directory (rtj run --dir)"
+            raise UsageProblem(f"{path}: no such directory{hint}")
         if not is_run(path):
             raise UsageProblem(f"{path} is not a run directory: it has no job.json{_nearby(path)}")
 
@@ -189,14 +192,29 @@ def runs_below(path: Path) -> list[Path]:
 
 
 def did_you_mean(places: Sequence[Path]) -> str:
-    """The end of a message about a wrong path."""
+    """The end of a message about a wrong path; empty where there is nothing to offer."""
+    if not places:
+        return ""
     return "; did you mean " + " or ".join(str(place) for place in places[:3]) + "?"
+
+
+def meant_instead(path: Path) -> str:
+    """Runs and checkpoint stores whose name is much like that of ``path``, which is not there; or ""."""
+    try:
+        beside = {place.name: place for place in path.parent.iterdir() if _is_ours(place)}
+    except OSError:
+        return ""
+    return did_you_mean([beside[name] for name in get_close_matches(path.name, beside)])
+
+
+def _is_ours(place: Path) -> bool:
+    return is_run(place) or (place / STORE_FILE).is_file() or (place / MARKER_FILE).is_file()
 
 
 def _nearby(path: Path) -> str:
     above = next((each for each in path.absolute().parents[:2] if is_run(each)), None)
     runs = runs_below(path) if above is None else [above]
-    return did_you_mean(runs) if runs else "; `rtj run --dir RUN ...` makes one"
+    return did_you_mean(runs) or "; `rtj run --dir RUN ...` makes one"
 
 
 def _read_json(path: Path) -> Any:
