@@ -26,6 +26,7 @@ from resumable_operator.cli.run_checks import (
     store_of,
 )
 from resumable_operator.cli.run_local import LocalRun, Setting, Stopped, rank_environment
+from resumable_operator.cli.run_metrics import can_serve
 from resumable_operator.cli.run_options import (
     Options,
     Wish,
@@ -35,6 +36,7 @@ from resumable_operator.cli.run_options import (
     from_document,
     from_options,
 )
+from resumable_operator.cli.rundir import is_run
 from resumable_operator.cluster.local_files import RunFiles
 from resumable_operator.errors import FatalError, UserError
 from resumable_operator.model import Interruption, JobStatus
@@ -122,6 +124,8 @@ def run_command(
         store = (checkpoint_dir or RunFiles(root).checkpoints).absolute()
         wish = from_options(options, name, command_of(script, module, arguments, cwd), store, cwd)
     check_runnable(wish.spec, rank_environment())
+    if metrics_port is not None and not is_run(root):  # else who has the directory may have the port, too
+        asyncio.run(can_serve(metrics_port))
     check_directory(root, "run directory")
     if wish.spec.checkpoint.s3 is None:
         check_directory(store_of(wish.spec), "checkpoint directory")

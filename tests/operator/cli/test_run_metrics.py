@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -94,3 +95,35 @@ async def test_taken_port_is_a_mistake_of_the_user() -> None:
                 raise AssertionError("it serves")
         async with serving_metrics(None, lambda: None, lambda: 5.0):
             pass
+
+
+async def test_the_other_pages() -> None:
+    """Probes as the operator's: ready once the job is stored; the root names what there is."""
+    port, stored = free_port(), [None, job(free_port())]
+    async with (
+        serving_metrics(port, lambda: stored[0], lambda: 5.0),
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
+    ):
+
+        async def get(path: str) -> tuple[int, str]:
+            async with session.get(path) as answer:
+                return answer.status, await answer.text()
+
+        assert await get("/healthz") == (200, "ok\n")
+        assert await get("/readyz") == (503, "the job is not stored yet\n")
+        stored.pop(0)
+        assert await get("/readyz") == (200, "ok\n")
+        assert await get("/") == (200, "/metrics\n/healthz\n/readyz\n")
+
+
+def test_a_taken_port_leaves_no_run_directory(tmp_path: Path, rtj) -> None:
+    """It is asked for before anything is made."""
+    (tmp_path / "train.py").write_text("")
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = int(taken.getsockname()[1])
+        result = rtj("run", "--metrics-port", port, "--dir", tmp_path / "new", tmp_path / "train.py")
+    assert result.exit_code == 2
+    assert f"--metrics-port {port}: " in result.output
+    assert not (tmp_path / "new").exists()
