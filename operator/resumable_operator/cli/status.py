@@ -103,9 +103,10 @@ def _facts(view: StatusView, lately: Lately | None) -> Iterator[tuple[str, str]]
         "attempt",
         f"{status.attempt.number} ({status.attempt.state}), world size {status.attempt.world_size}",
     )
+    growth = f"; {view.growth}" if view.growth else ""
     yield (
         "size",
-        f"{status.size} of {counted(view.wanted_size, 'worker')}; allowed {_sizes(view.allowed_sizes)}",
+        f"{status.size} of {counted(view.wanted_size, 'worker')}; allowed {_sizes(view.allowed_sizes)}{growth}",
     )
     yield "step", _step(view)
     yield "loss", "-" if status.loss is None else f"{status.loss:.4g}"

@@ -12,6 +12,7 @@ from resumable_operator.cli.report_model import (
 )
 from resumable_operator.cli.rundir import JobFile
 from resumable_operator.cli.save_interval import saves_told
+from resumable_operator.cli.units import duration
 from resumable_operator.decide.assign import gpus_per_worker
 from resumable_operator.model import Budget, JobSpec, JobStatus, Model
 
@@ -44,6 +45,7 @@ class StatusView(Model):
     notes: tuple[str, ...]  # what a reader of the status must know
     wanted_size: int
     allowed_sizes: tuple[int, ...]
+    growth: str  # what a larger size waits for, when workers for it are ready; may be empty
     gpus_per_worker: int  # that its template asks for
     goodput: GoodputNumbers
     phases: tuple[PhaseShare, ...]
@@ -74,6 +76,7 @@ def build_view(
         notes=notes,
         wanted_size=spec.workers.replicas,
         allowed_sizes=spec.workers.allowed_sizes(),
+        growth=growth_told(spec, status, now),
         gpus_per_worker=gpus_per_worker(spec),
         goodput=goodput_numbers(status, now),
         phases=phase_shares(status, now),
@@ -81,6 +84,20 @@ def build_view(
         saves="" if status.finished_at is not None else saves_told(spec.checkpoint, status),
         last_interruption=ending(last, status) if last else None,
         status=status,
+    )
+
+
+def growth_told(spec: JobSpec, status: JobStatus, now: float) -> str:
+    """Why a job that could be larger is not yet: as a rule it waits out ``recovery.growCooldownSeconds``."""
+    attempt = status.attempt
+    if attempt.grow_ready_since is None or attempt.state != "running" or status.finished_at is not None:
+        return ""
+    began = attempt.running_at if attempt.running_at is not None else now
+    left = max(began, status.last_grow_at or began) + spec.recovery.grow_cooldown_seconds - now
+    return (
+        f"more are ready; it may grow in {duration(left)} (growCooldownSeconds)"
+        if left > 0
+        else "more are ready"
     )
 
 

@@ -86,6 +86,36 @@ def test_ages_are_counted_to_a_moment_that_is_named(
     assert told.count("ago") == 2 * owned
 
 
+@pytest.mark.parametrize(
+    ("attempt", "last_grow_at", "told"),
+    [
+        ({"grow_ready_since": BEGIN + 95, "running_at": BEGIN + 90}, None, "may grow in 50.0 s (growCool"),
+        (
+            {"grow_ready_since": BEGIN + 95, "running_at": BEGIN + 90},
+            BEGIN + 95,
+            "may grow in 55.0 s (growCool",
+        ),
+        ({"grow_ready_since": BEGIN + 95, "running_at": BEGIN + 30}, None, "; more are ready "),
+        ({"grow_ready_since": None, "running_at": BEGIN + 90}, None, ""),
+        ({"grow_ready_since": BEGIN + 95, "running_at": BEGIN + 90, "state": "draining"}, None, ""),
+    ],
+)
+def test_a_smaller_size_says_what_it_waits_for(
+    attempt: dict[str, Any], last_grow_at: float | None, told: str
+) -> None:
+    """A machine is back and the job does not grow: the cool-down is why, and how long it lasts."""
+    spec = JobSpec.model_validate({**SPEC, "recovery": {"growCooldownSeconds": 60}})
+    newest = STATUS.attempt.model_copy(update=attempt)
+    smaller = STATUS.model_copy(update={"attempt": newest, "size": 2, "last_grow_at": last_grow_at})
+    line = next(
+        line
+        for line in shown(build_view(JOB, spec, smaller, 7, BEGIN + 100)).splitlines()
+        if "2 of 3" in line
+    )
+    assert told in line
+    assert ("ready" in line) == bool(told)
+
+
 FIXED = {"interval": {"steps": 40}}
 
 
