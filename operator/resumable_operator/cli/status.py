@@ -103,11 +103,7 @@ def _facts(view: StatusView, lately: Lately | None) -> Iterator[tuple[str, str]]
         "attempt",
         f"{status.attempt.number} ({status.attempt.state}), world size {status.attempt.world_size}",
     )
-    growth = f"; {view.growth}" if view.growth else ""
-    yield (
-        "size",
-        f"{status.size} of {counted(view.wanted_size, 'worker')}; allowed {_sizes(view.allowed_sizes)}{growth}",
-    )
+    yield "size", _size(view)
     yield "step", _step(view)
     yield "loss", "-" if status.loss is None else f"{status.loss:.4g}"
     yield "checkpoint", _checkpoint(view)
@@ -159,6 +155,12 @@ def _counts(pods: tuple[PodLine, ...]) -> str:
     phases = sorted({pod.phase for pod in pods})
     counts = ", ".join(f"{sum(pod.phase == phase for pod in pods)} {phase}" for phase in phases)
     return f"{counted(len(pods), 'pod')}: {counts}" if pods else "none"
+
+
+def _size(view: StatusView) -> str:
+    growth = f"; {view.growth}" if view.growth else ""
+    size = f"{view.status.size} of {counted(view.wanted_size, 'worker')}"
+    return f"{size}; allowed {_sizes(view.allowed_sizes)}{growth}"
 
 
 def _sizes(sizes: tuple[int, ...]) -> str:
