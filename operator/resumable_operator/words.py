@@ -11,3 +11,13 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 def workers_are(number: int) -> str:
     """``1 worker is``, ``2 workers are``."""
     return f"{counted(number, 'worker')} {'is' if number == 1 else 'are'}"
+
+
+def span(seconds: float) -> str:
+    """A length of time that somebody has chosen: ``a day``, ``2 hours``, ``90 s``."""
+    for unit, article, noun in ((86400, "a", "day"), (3600, "an", "hour"), (60, "a", "minute")):
+        if seconds == unit:
+            return f"{article} {noun}"
+        if seconds > unit and seconds % unit == 0:
+            return counted(int(seconds // unit), noun)
+    return f"{seconds:g} s"

@@ -23,7 +23,7 @@ MEANING = {
     CHECK_FAILED: "a check did not hold: demo; a checkpoint is damaged",
     USAGE: "usage error: the command line or the job's spec is wrong",
     USER_ERROR: "the job failed for an error of its own: its script, its model or its data",
-    BUDGET: "the job ran out of a budget: too many failures, or its deadline",
+    BUDGET: "the job ran out of another budget: too many failures of machines, no progress, its deadline",
     DRAINED: "drained or suspended with everything committed: the same command line continues",
     INTERNAL: "infrastructure or internal error",
 }

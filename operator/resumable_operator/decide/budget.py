@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from resumable_operator.model import Budget, Budgets, BudgetStatus, Interruption
+from resumable_operator.words import span
 from resumable_training.contract import exitcodes
 
 BudgetClass = Literal["user_error", "infrastructure", "preemption"]
@@ -77,7 +78,7 @@ def exhausted(
                 -count:
             ]
             return paying, (
-                f"recovery.budgets.{_FIELD[name]} is spent: {count} endings in {limit.window_seconds:g} s, "
+                f"recovery.budgets.{_FIELD[name]} is spent: {count} endings in {span(limit.window_seconds)}, "
                 f"limit {limit.limit}; {_what_spent(mine)}"
             )
     if spent.without_progress >= budgets.without_progress:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from resumable_operator.decide.budget import BudgetClass, budget_class, charge, exhausted, give_back
 from resumable_operator.model import Budget, Budgets, BudgetStatus, Interruption
+from resumable_operator.words import span
 from resumable_training.contract import exitcodes
 from resumable_training.contract.metrics import INTERRUPTION_CAUSES
 
@@ -67,7 +68,7 @@ def test_limit_and_message() -> None:
     paying, message = found
     assert paying == "user_error"
     assert "recovery.budgets.userError" in message
-    assert "limit 2" in message
+    assert f"3 endings in {span(BUDGETS.user_error.window_seconds)}, limit 2" in message
     assert "3 x crash" in message
     assert message.count("ValueError: x") == 1
 
