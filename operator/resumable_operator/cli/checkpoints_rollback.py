@@ -29,6 +29,7 @@ from resumable_operator.cli.rundir import RunDir, is_run
 from resumable_operator.cli.source import Listing
 from resumable_operator.cli.store_source import Opened, StoreSource, naming_next_older
 from resumable_operator.errors import ClusterRefused, RetryableError
+from resumable_operator.words import counted
 from resumable_training.checkpoint import rollback
 from resumable_training.checkpoint.errors import CheckpointUserError
 from resumable_training.checkpoint.rollback import RolledBack
@@ -176,7 +177,9 @@ def _suspend(run: RunDir, owner: int) -> None:
 def _told(done: RolledBack, directory: str) -> str:
     if done.record is None:
         return f"{done.checkpoint} is the next resume point already: nothing was changed"
-    lines = [f"the next attempt resumes {done.checkpoint}: step {done.step}, {done.samples} samples"]
+    lines = [
+        f"the next attempt resumes {done.checkpoint}: step {done.step}, {counted(done.samples, 'sample')}"
+    ]
     if done.left:
         undo = shlex.join(["rtj", "checkpoints", "rollback", directory, "--to", done.left[0]])
         lines.append(f"left behind until retention takes them: {', '.join(done.left)}; `{undo}` undoes this")

@@ -14,6 +14,7 @@ from resumable_operator.cli.checkpoints_common import STEP, store_options
 from resumable_operator.cli.output import make_console
 from resumable_operator.cli.place import Place, PlacedCommand, checkpoints_at
 from resumable_operator.cli.units import byte_size, duration
+from resumable_operator.words import counted
 from resumable_training.checkpoint.content import Content, Group, Value, group_name
 from resumable_training.contract.codec import to_plain
 
@@ -63,7 +64,7 @@ def show_command(
 
 
 def _print(content: Content, everything: bool, console: Console, now: float) -> None:
-    console.print(f"{content.name}  {byte_size(content.bytes)} in {len(content.files)} files")
+    console.print(f"{content.name}  {byte_size(content.bytes)} in {counted(len(content.files), 'file')}")
     for line in _facts(content, now):
         console.print(f"  {line}", soft_wrap=True)
     console.print(_group_table(content))
@@ -71,7 +72,7 @@ def _print(content: Content, everything: bool, console: Console, now: float) -> 
     shown = [value for value in content.values if everything or kinds[group_name(value.key)] in _SHOWN_KINDS]
     console.print(_value_table(shown))
     if len(shown) < len(content.values):
-        console.print(f"{len(content.values) - len(shown)} more keys with --all")
+        console.print(f"{counted(len(content.values) - len(shown), 'more key')} with --all")
     console.print(_file_table(content))
 
 
@@ -81,8 +82,8 @@ def _facts(content: Content, now: float) -> list[str]:
     age = f", saved {duration(max(0.0, now - content.created))} ago" if content.created else ""
     made = f" by torch {content.torch_version}" if content.torch_version else ""
     return [
-        f"step {content.step}, {content.samples} samples, attempt {content.attempt}{age}",
-        f"written by {content.world_size} ranks{made}; any number can load it",
+        f"step {content.step}, {counted(content.samples or 0, 'sample')}, attempt {content.attempt}{age}",
+        f"written by {counted(content.world_size or 0, 'rank')}{made}; any number can load it",
     ]
 
 

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -224,7 +224,7 @@ def judge(directory: Path, code: int, steps: int) -> list[Check]:
             code == 0 and status.phase == "Succeeded",
             f"exit code {code}, phase {status.phase}",
         ),
-        ("every fault became one interruption", causes == wanted, f"{causes}, wanted {wanted}"),
+        ("every fault became one interruption", causes == wanted, f"{_told(causes)}; wanted {_told(wanted)}"),
         ("the preemption cost no step", not sum(item.rework_steps for item in preempted), "0 steps redone"),
         ("it grew back", len(status.attempt.members) == WORKERS, f"final size {len(status.attempt.members)}"),
         ("all steps were done", status.step == steps, f"{status.step} of {steps}"),
@@ -251,8 +251,12 @@ def _audit(directory: Path, steps: int) -> dict[str, Any]:
 
 def _audit_detail(verdict: dict[str, Any]) -> str:
     if verdict["ok"]:
-        return f"{verdict['samples']} samples through attempts {verdict['attempts']}"
+        return f"{verdict['samples']} samples through attempts {_told(verdict['attempts'])}"
     return "; ".join(verdict["problems"])
+
+
+def _told(items: Iterable[object]) -> str:
+    return ", ".join(map(str, items)) or "none"
 
 
 def _show_report(directory: Path) -> None:

@@ -43,6 +43,14 @@ def read_document(path: Path) -> Any:
     try:
         return yaml.load(path.read_bytes(), _Loader)  # noqa: S506  a SafeLoader
     except OSError as error:
-        raise UsageProblem(f"cannot read {path}: {error.strerror}") from error
+        raise unreadable(path, error) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a malformed number
         raise UsageProblem(f"{path} is not YAML: {error}") from error
+
+
+def unreadable(path: Path, error: OSError | UnicodeDecodeError) -> UsageProblem:
+    """A file that the command line names and that can't be read, in a sentence."""
+    if isinstance(error, FileNotFoundError):
+        return UsageProblem(f"{path}: no such file")
+    why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror or error
+    return UsageProblem(f"cannot read {path}: {why}")

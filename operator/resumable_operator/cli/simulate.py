@@ -17,7 +17,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from resumable_operator.cli.document import read_document
+from resumable_operator.cli.document import read_document, unreadable
 from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.output import make_console
 from resumable_operator.cli.place import Place, cluster_options
@@ -210,7 +210,7 @@ def _trace(path: Path | None) -> Trace | None:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageProblem(f"cannot read {path}: {error}") from error
+        raise unreadable(path, error) from error
     return read_trace(text, str(path))
 
 

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from resumable_operator.cli.exitcodes import DamagedFound, UsageProblem
+from resumable_operator.cli.lines import listed
 from resumable_operator.cli.progress import bytes_bar
 from resumable_operator.cli.source import Checked, Held, Listing, Pruned
 from resumable_operator.errors import RetryableError
@@ -253,7 +254,7 @@ def _targets(found: Opened, step: int | None) -> tuple[list[Target], int]:
         raise UsageProblem(f"{where} holds no complete checkpoint")
     those = [target for target in targets if step is None or target.step == step]
     if not those:
-        steps = sorted({target.step for target in targets if target.step is not None})
+        steps = listed(sorted({target.step for target in targets if target.step is not None}, reverse=True))
         raise UsageProblem(f"{where} holds no complete checkpoint of step {step}; it has steps {steps}")
     return those, sum(sizes.get(target.name, 0) for target in those)
 

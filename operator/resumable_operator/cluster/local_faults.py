@@ -162,7 +162,7 @@ class Faults:
             raise UserError("no rank runs now")
         rank = max(ranks) if fault.rank is None else fault.rank
         if rank not in ranks:
-            raise UserError(f"no rank {rank} runs now; running: {sorted(ranks)}")
+            raise UserError(f"no rank {rank} runs now; running: {', '.join(map(str, sorted(ranks)))}")
         return ranks[rank]
 
     def _bring_back(self, machine: Machine, seconds: float | None) -> None:

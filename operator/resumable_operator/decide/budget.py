@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from resumable_operator.model import Budget, Budgets, BudgetStatus, Interruption
-from resumable_operator.words import span
+from resumable_operator.words import counted, span
 from resumable_training.contract import exitcodes
 
 BudgetClass = Literal["user_error", "infrastructure", "preemption"]
@@ -78,13 +78,13 @@ def exhausted(
                 -count:
             ]
             return paying, (
-                f"recovery.budgets.{_FIELD[name]} is spent: {count} endings in {span(limit.window_seconds)}, "
-                f"limit {limit.limit}; {_what_spent(mine)}"
+                f"recovery.budgets.{_FIELD[name]} is spent: {counted(count, 'ending')} in "
+                f"{span(limit.window_seconds)}, limit {limit.limit}; {_what_spent(mine)}"
             )
     if spent.without_progress >= budgets.without_progress:
         mine = [ending for ending in unplanned if ending.cause in _COUNTED_WITHOUT_PROGRESS]
         return None, (
-            f"{spent.without_progress} endings without a new checkpoint between them, "
+            f"{counted(spent.without_progress, 'ending')} without a new checkpoint between them, "
             f"limit recovery.budgets.withoutProgress {budgets.without_progress}; "
             f"{_what_spent(mine[-spent.without_progress :])}"
         )

@@ -25,7 +25,7 @@ from resumable_operator.decide.views import (
     node_of,
     took_part,
 )
-from resumable_operator.words import span
+from resumable_operator.words import counted, span
 from resumable_training.contract.labels import worker_name
 
 GRACE_SECONDS = 5.0  # for an agent without ranks to end
@@ -202,7 +202,6 @@ def _delay(draft: Draft, worker: Worker) -> None:
     draft.tell("Warning", "WorkerFailed", text)
     if exhausted(spent, budgets, (), draft.now) is not None and not draft.alive:
         limit = budgets.infrastructure
-        message = (
-            f"{limit.limit + 1} endings in {span(limit.window_seconds)}, limit {limit.limit}; last: {text}"
-        )
+        endings = counted(limit.limit + 1, "ending")
+        message = f"{endings} in {span(limit.window_seconds)}, limit {limit.limit}; last: {text}"
         fail(draft, "budget", f"recovery.budgets.infrastructure is spent: {message}")

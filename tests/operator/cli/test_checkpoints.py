@@ -97,7 +97,7 @@ def test_a_step_that_is_not_there_names_those_that_are(store, rtj) -> None:
     """Incomplete ones are not offered."""
     result = rtj("checkpoints", "verify", store.root, "--step", 35)
     assert result.exit_code == 2
-    assert "it has steps [10, 20, 25, 30]" in result.output
+    assert "it has steps 30, 25, 20, 10\n" in result.output
 
 
 def test_a_run_directory_stands_for_its_store(bare, rtj) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ import torch.distributed.checkpoint as dcp
 from checkpoint_store import Store
 
 from resumable_operator.cli.checkpoints_pins import until
+from resumable_operator.cli.checkpoints_show import _facts
 from resumable_operator.cli.directory_store import DirectoryStore
 from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.errors import RetryableError
 from resumable_operator.model import JobStatus
+from resumable_training.checkpoint.content import read_content
 from resumable_training.checkpoint.files import single_process_is_fine
 from resumable_training.checkpoint.listing import survey
 from resumable_training.checkpoint.local import LocalStore
@@ -285,6 +288,18 @@ def test_show_as_json(real: Path, rtj) -> None:
     assert groups["model"] == ("module", 13, 32)
     assert groups["optimizer"][0] == "optimizer"
     assert told["bytes"] == sum(file["bytes"] for file in told["files"])
+
+
+def test_show_counts_in_words(real: Path) -> None:
+    """One rank wrote it, and one file is one file."""
+    plain = read_content(LocalStore(real), "epoch-1", foreign=True)
+    one = replace(plain, step=1, samples=1, world_size=1, attempt=1)
+    assert _facts(one, 0.0) == ["step 1, 1 sample, attempt 1", "written by 1 rank; any number can load it"]
+    many = replace(one, samples=16, world_size=3)
+    assert _facts(many, 0.0) == [
+        "step 1, 16 samples, attempt 1",
+        "written by 3 ranks; any number can load it",
+    ]
 
 
 def test_show_of_a_damaged_one_says_how(made, rtj) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resumable_operator.cli.demo import EXAMPLE, NAME, _clear
+from resumable_operator.cli.demo import EXAMPLE, NAME, _audit_detail, _clear
 from resumable_operator.cli.exitcodes import UsageProblem
 
 
@@ -43,3 +43,9 @@ def test_other_files_are_never_removed(tmp_path: Path) -> None:
     with pytest.raises(UsageProblem, match="not a run directory"):
         _clear(tmp_path)
     assert (tmp_path / "notes.txt").exists()
+
+
+def test_checks_are_told_in_words() -> None:
+    """Attempts as people list them."""
+    verdict = {"ok": True, "samples": 640, "attempts": [1, 2, 4]}
+    assert _audit_detail(verdict) == "640 samples through attempts 1, 2, 4"

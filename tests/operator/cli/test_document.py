@@ -38,6 +38,8 @@ def test_dates_are_strings_and_keys_may_be_merged(tmp_path: Path) -> None:
 
 
 def test_missing(tmp_path: Path) -> None:
-    """A file that is not there is named."""
-    with pytest.raises(UsageProblem, match="cannot read"):
+    """A file that is not there is named, once and in words; so is a directory."""
+    with pytest.raises(UsageProblem, match=r"^\S+/job\.yaml: no such file$"):
         read_document(tmp_path / "job.yaml")
+    with pytest.raises(UsageProblem, match=r"^cannot read \S+: Is a directory$"):
+        read_document(tmp_path)

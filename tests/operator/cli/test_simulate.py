@@ -299,10 +299,10 @@ def test_processes_from_the_command_line() -> None:
         (("--notice", "2m"), "--notice is that of a spot wave"),
         (("-n", "team"), "are for --from-run of a job in a cluster"),
         (("--step", "0"), "a step takes longer than nothing"),
-        (("--trace", "nowhere.csv"), "cannot read nowhere.csv"),
+        (("--trace", "nowhere.csv"), "nowhere.csv: no such file"),
         (("--plot", "no/such/place.svg"), "cannot write no/such/place.svg"),
         (("--spares", ",".join(str(n) for n in range(1001))), "too many for one table"),
-        (("nowhere.yaml",), "cannot read nowhere.yaml"),
+        (("nowhere.yaml",), "nowhere.yaml: no such file"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...], why: str) -> None:

@@ -44,9 +44,9 @@ def test_lost_work_beyond_the_resume_point_is_not_counted() -> None:
 @pytest.mark.parametrize(
     ("consumed", "problem"),
     [
-        ([_part(1, 0, 19), _part(3, 20, 50)], "1 positions were skipped, the first is 19"),
+        ([_part(1, 0, 19), _part(3, 20, 50)], "1 position was skipped, the first is 19"),
         ([_part(1, 0, 20), _part(3, 20, 50), _part(3, 49, 50)], "position 49 was consumed twice"),
-        ([_part(1, 0, 20), _part(3, 20, 49)], "1 positions were skipped, the first is 49"),
+        ([_part(1, 0, 20), _part(3, 20, 49)], "1 position was skipped, the first is 49"),
         ([_part(1, 0, 20), _part(3, 20, 52)], "2 positions lie beyond the last expected sample 49"),
         (
             [_part(1, 0, 20), Consumed(3, 1, tuple(range(20, 50)), tuple(range(20, 50)))],

@@ -113,11 +113,17 @@ def audit(
     expected = total if total is not None else max(seen, default=-1) + 1
     missing = [position for position in range(expected) if position not in seen]
     if missing:
-        problems.append(f"{len(missing)} positions were skipped, the first is {missing[0]}")
+        problems.append(f"{_positions(len(missing), 'was', 'were')} skipped, the first is {missing[0]}")
     surplus = [position for position in seen if position >= expected]
     if surplus:
-        problems.append(f"{len(surplus)} positions lie beyond the last expected sample {expected - 1}")
+        problems.append(
+            f"{_positions(len(surplus), 'lies', 'lie')} beyond the last expected sample {expected - 1}"
+        )
     return Verdict(len(seen), tuple(stretch.attempt for stretch in stretches), tuple(problems[:20]))
+
+
+def _positions(count: int, one: str, many: str) -> str:
+    return f"1 position {one}" if count == 1 else f"{count} positions {many}"
 
 
 def read_records(store: Path) -> list[Record]:
@@ -162,7 +168,9 @@ def newest_fingerprint(store: Path) -> dict[str, object]:
     manifest = json.loads((max(found)[2] / MANIFEST_FILE).read_bytes())
     fingerprints: dict[str, dict[str, object]] = manifest.get("data_fingerprint") or {}
     if len(fingerprints) != 1:
-        raise ValueError(f"the run must have exactly one data stream, it has {sorted(fingerprints)}")
+        raise ValueError(
+            f"the run must have exactly one data stream, it has {', '.join(sorted(fingerprints)) or 'none'}"
+        )
     (fingerprint,) = fingerprints.values()
     if fingerprint.get("kind") != "map" or fingerprint.get("drop_last"):
         raise ValueError("only map-style data without drop_last has an order that can be recomputed")
