@@ -254,5 +254,5 @@ def test_fault_on_a_run_that_is_not_live(run: LocalRun) -> None:
     run.start_fake("--workers", "1", fake=("--steps", "5"))
     run.finish()
     done = rtj("fault", str(run.directory), "kill-rank")
-    assert done.returncode != 0
-    assert "is not running" in done.stderr
+    assert done.returncode == exitcodes.USAGE
+    assert "this job has ended (Succeeded)" in done.stderr

@@ -175,13 +175,16 @@ def test_fresh_start_over_damaged_files(run: LocalRun) -> None:
     assert json.loads((run.directory / "job.json").read_text())["generation"] == 1
 
 
-@pytest.mark.parametrize("where", ["nowhere", "file", "."])
-def test_fault_where_nothing_runs(tmp_path: Path, where: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [("nowhere", "no such directory"), ("file", "no such directory"), (".", "is not a run directory")],
+)
+def test_fault_where_nothing_runs(tmp_path: Path, where: str, message: str) -> None:
     """Not 3, which says that a job failed."""
     (tmp_path / "file").write_text("")
     done = rtj("fault", where, "kill-rank", cwd=tmp_path)
     assert done.returncode == exitcodes.USAGE
-    assert "is not running" in done.stderr
+    assert message in done.stderr
 
 
 @pytest.mark.parametrize(
