@@ -84,7 +84,7 @@ def exhausted(
     if spent.without_progress >= budgets.without_progress:
         mine = [ending for ending in unplanned if ending.cause in _COUNTED_WITHOUT_PROGRESS]
         return None, (
-            f"{counted(spent.without_progress, 'ending')} without a new checkpoint between them, "
+            f"{spent.without_progress} endings without a new checkpoint between them, "
             f"limit recovery.budgets.withoutProgress {budgets.without_progress}; "
             f"{_what_spent(mine[-spent.without_progress :])}"
         )
