@@ -151,6 +151,8 @@ def test_prometheus_finds_what_the_monitors_say(
     assert [len(found) for found in monitors.values()] == [1, 2], "one operator, two workers"
     server = prometheus(monitoring.hurried(tmp_path))
     server.scrape(monitors)
+    count = "resumable_operator_event_to_assignment_seconds_count"
+    wait_until(lambda: bool(server.query(count)), SECONDS, "a scrape before the recovery", interval=0.5)
     _end_a_rank(installed, nodes, training)
     of_job = {"Now", "Step against high-water mark", "Samples a second", "Scrapes that work"}
     wanted = [q for q in monitoring.queries() if q.panel in monitoring.OF_OPERATOR | of_job]
