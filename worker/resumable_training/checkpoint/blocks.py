@@ -96,6 +96,7 @@ def in_parallel(
             try:
                 done.put((one, work(one), None))
             except Exception as error:  # noqa: BLE001  raised again by the thread that waits
+                waiting.clear()
                 done.put((one, None, error))
 
     count = len(waiting)

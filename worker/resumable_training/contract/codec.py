@@ -10,7 +10,7 @@ import typing
 from typing import Any, Callable, Tuple, Type, TypeVar, Union
 
 T = TypeVar("T")
-_UNION = getattr(types, "UnionType", None)  # of ``X | None``; Python 3.9 has none
+_UNIONS = (Union, getattr(types, "UnionType", Union))  # the second is of ``X | None``; Python 3.9 has none
 
 
 class ContractError(ValueError):
@@ -65,7 +65,7 @@ def _converter(kind: Any) -> Convert:
     origin = typing.get_origin(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _of_dataclass(kind)
-    if origin is typing.Union or origin is _UNION:
+    if origin in _UNIONS:
         return _of_optional(kind)
     if origin is tuple:
         return _of_list(typing.get_args(kind)[0])
