@@ -233,7 +233,7 @@ def lying(run: ClusterRun, how: str) -> ClusterRun:
     run.faking()
     lie = f"{MOUNT}/lie"
     run.container["env"] += [
-        {"name": "PATH", "value": f"{LYING}:{os.environ['PATH']}"},
+        {"name": "PATH", "value": f"{LYING}:{Path(sys.executable).parent}:{os.environ['PATH']}"},
         {"name": "REAL_PYTHON", "value": sys.executable},
         {"name": "LIAR", "value": f"train-1-1 {how} {lie}"},
     ]

@@ -26,6 +26,7 @@ from resumable_operator.decide.views import (
 from resumable_operator.model import Evidence, MemberStatus
 from resumable_training.contract import events
 
+IN_FLIGHT_SECONDS = 2.0  # what an agent has sent has come by then, or its stream is of no use
 _SIGTERM_EXITS = (0, 143, -15)
 _GOOD = (events.SUCCEEDED, events.DRAINED)
 
@@ -197,6 +198,9 @@ def _note_agent(draft: Draft, member: MemberStatus) -> None:
     if attempt.state == "draining" and draft.status.uses_library is not True:
         return  # its ranks were ended by SIGTERM, as asked
     if state.attempt < attempt.number:
+        if _may_be_from_before(draft, member, attempt.running_at):
+            draft.wake(attempt.running_at + IN_FLIGHT_SECONDS)
+            return
         message = f"agent of {member.worker} has started anew; its ranks are gone"
         witnessed(draft, Evidence(at=draft.now, cause="unknown", worker=member.worker, message=message))
     elif state.attempt > attempt.number:
@@ -209,6 +213,13 @@ def _note_agent(draft: Draft, member: MemberStatus) -> None:
             at=draft.now, cause="unknown", worker=member.worker, message=message, primary=False
         )
         witnessed(draft, witness)
+
+
+def _may_be_from_before(draft: Draft, member: MemberStatus, running_at: float) -> bool:
+    """The agent's state was perhaps under way when the attempt began to run: of an operator that has not sent
+    the assignments itself (a second one by mistake, or one just started) status is ahead of the streams."""
+    agent = draft.observation.agents[member.worker]
+    return agent.last_heard is None or agent.last_heard < running_at + IN_FLIGHT_SECONDS
 
 
 def _failed_without_a_word(draft: Draft, member: MemberStatus) -> bool:

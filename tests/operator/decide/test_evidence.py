@@ -10,6 +10,7 @@ import pytest
 from world import World
 
 from resumable_operator.decide.actions import Plan
+from resumable_operator.decide.evidence import IN_FLIGHT_SECONDS
 from resumable_operator.decide.observation import Disruption, Node, Observation
 from resumable_operator.decide.plan import decide
 from resumable_operator.decide.views import SILENT_AFTER_SECONDS
@@ -254,9 +255,30 @@ def test_silent_while_its_peers_ranks_fail_is_lost() -> None:
     assert (last.cause, last.worker) == ("node_lost", NAME)
 
 
+def test_a_status_that_is_ahead_of_the_streams_ends_nothing() -> None:
+    """Another operator has just sent the assignments: a state from before proves nothing until a newer word
+    of that agent says the same."""
+    world = running()
+    world.job = replace(
+        world.job,
+        status=world.job.status.model_copy(
+            update={"attempt": world.job.status.attempt.model_copy(update={"running_at": world.now})}
+        ),
+    )
+    agent = world.agents[NAME]
+    agent.assignment, agent.state = None, "idle"
+    observed = world.observation()
+    assert decide(observed, world.now).status.attempt.evidence == ()
+    later = replace(observed.agents[NAME], last_heard=world.now + IN_FLIGHT_SECONDS)
+    observed = replace(observed, agents={**observed.agents, NAME: later})
+    (witness,) = decide(observed, world.now + IN_FLIGHT_SECONDS).status.attempt.evidence
+    assert "started anew" in witness.message
+
+
 def test_an_agent_that_started_anew_has_lost_its_ranks() -> None:
     """A new boot without the assignment means that the ranks are gone."""
     world = running()
+    world.run(IN_FLIGHT_SECONDS)
     agent = world.agents[NAME]
     agent.assignment, agent.state, agent.boot_id, agent.log, agent.times = None, "idle", "boot-new", [], []
     world.tick()
