@@ -11,7 +11,7 @@ from torch import nn
 
 from resumable_training.checkpoint import TrainingState, preflight
 from resumable_training.checkpoint.errors import StorageUnavailable, StoreMisconfigured, StoreOwnership
-from resumable_training.checkpoint.fitness import Needs, Shm
+from resumable_training.checkpoint.fitness import Needs, Shm, shm_text
 from resumable_training.checkpoint.footprint import state_bytes
 from resumable_training.checkpoint.local import LocalStore
 from resumable_training.checkpoint.ranks import Ranks
@@ -91,11 +91,11 @@ def test_a_store_whose_clock_is_wrong(store: LocalStore, monkeypatch: pytest.Mon
     assert "300 s behind that of rank 0" in warning
 
 
-def test_shm_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shm_that_is_too_small() -> None:
     """For whoever puts something there: the sentence, or nothing."""
-    monkeypatch.setattr(preflight, "_shm", lambda: Shm(1 << 26, 1 << 26))
-    assert preflight.shm_problem(1 << 26) is None
-    assert "emptyDir" in str(preflight.shm_problem((1 << 26) + 1))
+    there = Shm(1 << 26, 1 << 26)
+    assert shm_text(there, 1 << 26) is None
+    assert "emptyDir" in str(shm_text(there, (1 << 26) + 1))
 
 
 class Tied(nn.Module):

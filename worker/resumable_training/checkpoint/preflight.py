@@ -30,7 +30,6 @@ from resumable_training.checkpoint.fitness import (
     Shm,
     judge,
     message,
-    shm_text,
 )
 from resumable_training.checkpoint.identity import (
     PROBES_DIRECTORY,
@@ -96,11 +95,6 @@ def _refuse(failure: CheckpointUserError | None, errors: list[Finding], config: 
     if config.known_checkpoint and issubclass(kind, StoreMisconfigured):
         raise StorageUnavailable(f"{text} (It held this job's checkpoints before.)") from failure
     raise kind(text) from failure
-
-
-def shm_problem(needed_bytes: int) -> str | None:
-    """What is wrong with /dev/shm for so many bytes, with the fix, in one sentence; None: nothing."""
-    return shm_text(_shm(), needed_bytes)
 
 
 def _look(needs: Needs) -> Look:
