@@ -15,7 +15,11 @@ from resumable_training.checkpoint.local import LocalStore
 from resumable_training.checkpoint.prune import LEFTOVER_SECONDS, carry_out, plan
 from resumable_training.contract.manifest import checkpoint_name as name
 
-NOW = time.time() + 2 * LEFTOVER_SECONDS
+
+@pytest.fixture
+def later() -> float:
+    """When what was left over in ``made`` is old, however late this test runs."""
+    return time.time() + 2 * LEFTOVER_SECONDS
 
 
 @pytest.fixture
@@ -39,9 +43,9 @@ def store(made: Store) -> LocalStore:
     return LocalStore(made.root, visibility_seconds=0.0)
 
 
-def test_what_goes_and_why(store: LocalStore) -> None:
+def test_what_goes_and_why(store: LocalStore, later: float) -> None:
     """Oldest first: beyond those to keep, off the chain, left over. The save in progress stays."""
-    planned = plan(store, NOW, keep_last=2)
+    planned = plan(store, later, keep_last=2)
     assert {one.name: one.why.split()[0] for one in planned.doomed} == {
         name(10, 1): "older",
         name(20, 1): "older",
@@ -54,9 +58,9 @@ def test_what_goes_and_why(store: LocalStore) -> None:
     assert planned.bytes > 5 * 7000
 
 
-def test_leftovers_go_also_while_good_ones_are_few(store: LocalStore) -> None:
+def test_leftovers_go_also_while_good_ones_are_few(store: LocalStore, later: float) -> None:
     """A full disk is when there are few; branches that were left stay, so that going back can be undone."""
-    planned = plan(store, NOW, keep_last=9)
+    planned = plan(store, later, keep_last=9)
     assert [one.name for one in planned.doomed] == [name(35, 2)]
 
 
@@ -66,41 +70,41 @@ def test_a_young_leftover_stays(store: LocalStore) -> None:
     assert (planned.doomed, planned.young) == ((), (name(35, 2),))
 
 
-def test_pinned_and_wanted_ones_stay(store: LocalStore) -> None:
+def test_pinned_and_wanted_ones_stay(store: LocalStore, later: float) -> None:
     """By name or by step."""
-    pin(store, "eval", Pin(name(10, 1), "eval", NOW + 5))
-    pin(store, "old", Pin(name(25, 2), "old", NOW - 5))
-    planned = plan(store, NOW, keep_last=2, protected=["20", name(30, 1)])
+    pin(store, "eval", Pin(name(10, 1), "eval", later + 5))
+    pin(store, "old", Pin(name(25, 2), "old", later - 5))
+    planned = plan(store, later, keep_last=2, protected=["20", name(30, 1)])
     assert planned.pinned == (name(10, 1), name(20, 1), name(30, 1))
     assert [one.name for one in planned.doomed] == [name(25, 2), name(32, 2), name(35, 2)]
 
 
-def test_it_is_done_and_then_there_is_nothing_to_do(made: Store, store: LocalStore) -> None:
+def test_it_is_done_and_then_there_is_nothing_to_do(made: Store, store: LocalStore, later: float) -> None:
     """What was pinned since the decision is left alone."""
-    planned = plan(store, NOW, keep_last=2)
-    pin(store, "late", Pin(name(32, 2), "late", NOW + 5))
+    planned = plan(store, later, keep_last=2)
+    pin(store, "late", Pin(name(32, 2), "late", later + 5))
     told: list[str] = []
-    gone = carry_out(store, planned, NOW, lambda one: told.append(one.name))
+    gone = carry_out(store, planned, later, lambda one: told.append(one.name))
     assert [one.name for one in gone] == told
     assert sorted(path.name for path in made.root.glob("step-*")) == [
         *(name(32, 2), name(40, 2), name(50, 2), name(60, 2))
     ]
-    assert plan(store, NOW, keep_last=2).doomed == ()
+    assert plan(store, later, keep_last=2).doomed == ()
 
 
-def test_a_pin_that_can_not_be_read_holds_everything(made: Store, store: LocalStore) -> None:
+def test_a_pin_that_can_not_be_read_holds_everything(made: Store, store: LocalStore, later: float) -> None:
     """And the way out is named."""
     (made.root / "pins" / "x.json").write_bytes(b"{}")
     with pytest.raises(StorageUnavailable, match="unpin --damaged"):
-        plan(store, NOW, keep_last=2)
+        plan(store, later, keep_last=2)
 
 
-def test_the_marker_goes_first(made: Store, store: LocalStore, monkeypatch) -> None:
+def test_the_marker_goes_first(made: Store, store: LocalStore, later: float, monkeypatch) -> None:
     """Cut off in between, half a checkpoint does not look whole, and goes the next time."""
     monkeypatch.setattr(store, "delete_tree", lambda name: (_ for _ in ()).throw(StorageUnavailable("gone")))
-    planned = plan(store, NOW, keep_last=2)
+    planned = plan(store, later, keep_last=2)
     with pytest.raises(StorageUnavailable):
-        carry_out(store, planned, NOW, lambda one: None)
+        carry_out(store, planned, later, lambda one: None)
     assert not os.path.exists(made.root / name(10, 1) / ".metadata")
     monkeypatch.undo()
-    assert name(10, 1) in [one.name for one in plan(store, NOW, keep_last=2).doomed]
+    assert name(10, 1) in [one.name for one in plan(store, later, keep_last=2).doomed]
