@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 STAMP := $(VENV)/.installed
 SEED ?= 0
+TEST_WORKERS ?= 2
 ARGS ?=
 
 # The first interpreter that is new enough and can make an environment; `make PYTHON=/path/to/python` overrules.
@@ -21,7 +22,7 @@ PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3.14 p
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  Options: PYTHON=<python 3.11 or newer>, SEED=<number> for soak, ARGS='<more arguments>' for test, soak and both benches"
+	@echo "  Options: PYTHON=<python 3.11 or newer>, TEST_WORKERS=<number, $(TEST_WORKERS)>, SEED=<number> for soak, ARGS='<more arguments>' for test, soak and both benches"
 
 setup: $(STAMP)  ## Make .venv with everything in it (torch too); done once, and again when it changes
 
@@ -35,8 +36,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## Train a small GPT through a kill, a preemption, a hang and a resize (one to four minutes on 2 cores)
 	$(BIN)/rtj demo
 
-test: $(STAMP)  ## All tests but the soak
-	$(PY) -m pytest -q $(ARGS)
+# What tests would build is built before, where its progress can be seen. Without it those that need it fail,
+# each with the reason.
+test: $(STAMP)  ## All tests but the soak, TEST_WORKERS files at a time
+	-@PYTHONPATH=tests $(PY) -m bed build --quiet
+	$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile $(ARGS)
 
 test-fast: $(STAMP)  ## Tests that need neither torch, nor a cluster, nor whole runs
 	$(PY) -m pytest -q -m "not torch and not cluster and not e2e and not soak and not bench" $(ARGS)

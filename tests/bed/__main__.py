@@ -97,13 +97,14 @@ def status(directory: Path | None) -> None:
 
 
 @main.command()
-def build() -> None:
-    """Build what the machine does not have: the control plane, kubectl and Helm."""
-    for module in binaries.missing():
+@click.option("--quiet", is_flag=True, help="Say nothing when all is there.")
+def build(quiet: bool) -> None:
+    """Build what the machine does not have: the control plane, kubectl, Helm, an S3 server, Prometheus."""
+    programs = [name for module in binaries.MODULES for name in module.programs]
+    for module in binaries.missing(programs):
         binaries.build(module)
-    for module in binaries.MODULES:
-        for name in module.programs:
-            print(binary(name))
+    for name in [] if quiet else programs:
+        print(binary(name))
 
 
 @main.command()
