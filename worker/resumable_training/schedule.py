@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from resumable_training.checkpoint.interval import CAP, DURABLE, FIRST, OPTIMUM, auto_interval
 from resumable_training.contract.assignment import CheckpointConfig
+from resumable_training.contract.formulas import CAP, DURABLE, FIRST, OPTIMUM, auto_interval
 
 NEVER = 1 << 62
 MEET_SECONDS = 30.0  # settings that changed live take effect within about this time
@@ -47,7 +47,7 @@ class Wanted:
 
     seconds: float
     steps: int | None
-    bound: str  # FIXED, or as of ``checkpoint.interval``
+    bound: str  # FIXED, or as of ``contract.formulas``
     mtbf_seconds: float
 
 

@@ -24,8 +24,8 @@ from resumable_operator.decide.ledger import CHECKPOINTING, UNACCOUNTED, millise
 from resumable_operator.model import Checkpoint, Interruption, JobStatus, Model
 from resumable_operator.words import counted
 from resumable_training.checkpoint.history import AttemptHistory
-from resumable_training.checkpoint.interval import auto_interval
 from resumable_training.contract.exitcodes import describe_exit
+from resumable_training.contract.formulas import auto_interval
 from resumable_training.contract.metrics import RECOVERY_STAGES
 
 LEAST_WAIT_SECONDS = 0.1  # less is how clocks are read

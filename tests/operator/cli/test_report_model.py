@@ -22,7 +22,7 @@ from resumable_operator.cli.rundir import HistoryEvent, JobFile, Lines
 from resumable_operator.decide.observation import Job
 from resumable_operator.metrics import _recommended_interval
 from resumable_operator.model import CheckpointStatus, Interruption, JobSpec, JobStatus, LedgerStatus
-from resumable_training.checkpoint.interval import daly_interval
+from resumable_training.contract.formulas import daly_interval
 from resumable_training.contract.metrics import LEDGER_PHASES
 
 JOB = JobFile("local", "train", "u-1", 0.0, {})

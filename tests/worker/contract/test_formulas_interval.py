@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resumable_training.checkpoint.interval import (
+from resumable_training.contract.formulas import (
     CAP,
     DURABLE,
     FIRST,
