@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter
@@ -29,6 +28,7 @@ from resumable_operator.errors import ClusterRefused, FatalError, RetryableError
 from resumable_operator.garbage import Garbage
 from resumable_operator.health import Health, application, serving
 from resumable_operator.manifests import PodSettings
+from resumable_operator.metrics_page import JobsPage
 from resumable_operator.operator_options import Options
 from resumable_operator.passes import MeteredReconciler, PassMeter
 from resumable_operator.reconcile import Settings
@@ -40,7 +40,6 @@ FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 10.0
 CLOCKS_AGREE_SECONDS = 2.0  # the API server tells whole seconds, and its answer takes a while
 SETTLE_SECONDS = 15.0  # an API server that has just begun knows no roles yet, and refuses everything
-SWITCH_SECONDS = 0.0005  # scrapes are rendered in a thread: it must not hold up each call of the loop
 END_SECONDS = 3.0  # whatever holds the end up: nothing in memory is worth waiting for
 NO_CRD = (
     "the kind ResumableTrainingJob is not installed: kubectl apply -f deploy/crd.yaml, "
@@ -63,12 +62,13 @@ class Foundation:
     garbage: Garbage
     api: KubeApi
     cluster: KubernetesCluster | None = None
+    page: JobsPage = field(default_factory=metrics.jobs_page)
     unreachable_at: float = float("-inf")  # when the API server last failed to answer, monotonic
 
     async def metrics_page(self, accept: str) -> tuple[bytes, str]:
         """Everything for Prometheus."""
         jobs = await self.cluster.jobs() if self.cluster else []
-        return await asyncio.to_thread(metrics.render, self.registry, jobs, self.clock.now(), accept)
+        return await self.page.render_in_slices(self.registry, jobs, self.clock.now(), accept)
 
 
 async def run(options: Options) -> None:
@@ -77,7 +77,6 @@ async def run(options: Options) -> None:
     Raises:
         ResumableError: it cannot go on; the text is for people.
     """
-    sys.setswitchinterval(SWITCH_SECONDS)
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def take_signals() -> None:

@@ -12,7 +12,7 @@ from moments import Wish
 from training_run import TINY, TrainingRun
 
 from resumable_operator.decide.observation import Job
-from resumable_operator.metrics import JobsCollector
+from resumable_operator.metrics import JOB_FAMILIES
 from resumable_operator.model import JobStatus, parse_spec
 from resumable_training.contract import metrics as names
 
@@ -61,6 +61,7 @@ def said(log: str) -> tuple[float, float]:
 def exported(status: JobStatus) -> float:
     """The recommended interval as Prometheus sees it."""
     job = Job("ns", "train", "uid", 1, parse_spec({"workers": {"replicas": 1}}), status)
-    families = {family.name: family for family in JobsCollector([job], 0.0).collect()}
-    (sample,) = families[names.CHECKPOINT_RECOMMENDED_INTERVAL_SECONDS].samples
-    return float(sample.value)
+    families = {family.name: family for family in JOB_FAMILIES}
+    value = families[names.CHECKPOINT_RECOMMENDED_INTERVAL_SECONDS].values(job, 0.0)
+    assert isinstance(value, float)
+    return value

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from resumable_operator import metrics
 from resumable_operator.decide.goodput import goodput
 from resumable_operator.decide.observation import Job
+from resumable_operator.metrics_page import LABELS, Family
 from resumable_operator.model import (
     AttemptStatus,
     BudgetStatus,
@@ -113,7 +114,7 @@ def samples(*jobs: Job, now: float = NOW) -> dict[str, dict[tuple[str, ...], flo
     for family in text_string_to_metric_families(body.decode()):
         for sample in family.samples:
             labels = dict(sample.labels)
-            key = tuple(labels.pop(name, "") for name in metrics.LABELS[1:]) + tuple(labels.values())
+            key = tuple(labels.pop(name, "") for name in LABELS[1:]) + tuple(labels.values())
             found.setdefault(sample.name, {})[tuple(part for part in key if part != "ns")] = sample.value
     return found
 
@@ -304,7 +305,7 @@ def test_what_is_specified_is_exported() -> None:
     assert {name: told[name] for name in SPECIFIED_OF_AGENTS} == SPECIFIED_OF_AGENTS
 
 
-def _described(families: Iterable[metrics.Family]) -> set[str]:
+def _described(families: Iterable[Family]) -> set[str]:
     return {family.name for family in families}
 
 

@@ -40,11 +40,11 @@ async def serving_metrics(
     check_metrics()
     from resumable_operator import metrics
 
-    registry = metrics.own_registry()
+    registry, jobs_page = metrics.own_registry(), metrics.jobs_page()
 
     async def page(_request: web.Request) -> web.Response:
         stored = job()
-        body, _ = metrics.render(registry, [stored] if stored else [], now(), "text/plain")
+        body, _ = jobs_page.render(registry, [stored] if stored else [], now(), "text/plain")
         body += await _of_rank_0(stored) if stored else b""
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
