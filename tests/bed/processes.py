@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 # Runs in the new process before the command: own session, SIGKILL when the starter's thread ends.
 _TRAMPOLINE = """
@@ -104,3 +106,22 @@ class Component:
             os.killpg(self.process.pid, number)
         except ProcessLookupError:
             self.process.send_signal(number)
+
+
+@dataclass
+class Server:
+    """One component that a test talks to. As a context it is killed at the end: its data isn't needed."""
+
+    component: Component
+
+    def stop(self) -> None:
+        """At once, and reaped."""
+        self.component.kill()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -14,13 +14,12 @@ import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import yaml
 
 from bed.binaries import binary
-from bed.processes import Component, wait_until
+from bed.processes import Component, Server, wait_until
 
 PROGRAMS = ("prometheus", "promtool")
 HOST = "127.0.0.1"
@@ -31,10 +30,9 @@ Sample = tuple[dict[str, str], float]  # labels and value
 
 
 @dataclass
-class Prometheus:
+class Prometheus(Server):
     """A running server. As a context it is stopped at the end; its data goes with the directory."""
 
-    component: Component
     port: int
     targets_file: Path
 
@@ -107,18 +105,6 @@ class Prometheus:
             *(f"{target['scrapeUrl']}: {target['lastError']}" for target in targets if target["lastError"]),
             *(f"{rule['name']}: {rule['lastError']}" for rule in rules if rule.get("lastError")),
         ]
-
-    def stop(self) -> None:
-        """At once: its data is not needed any more."""
-        self.component.kill()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _ready(self) -> bool:
         self.component.require_running()

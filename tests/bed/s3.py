@@ -13,14 +13,12 @@ import socket
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import obstore
 from obstore.store import S3Store
 
 from bed.binaries import binary
-from bed.processes import Component, wait_until
+from bed.processes import Component, Server, wait_until
 
 PROGRAMS = ("weed",)
 HOST = "127.0.0.1"
@@ -32,10 +30,9 @@ _PORTS = ("master", "master_grpc", "volume", "volume_grpc", "filer", "filer_grpc
 
 
 @dataclass
-class S3Server:
+class S3Server(Server):
     """A running server. As a context it is stopped at the end; its data goes with `directory`."""
 
-    component: Component
     ports: dict[str, int]
     access_key: str
     secret_key: str
@@ -73,18 +70,6 @@ class S3Server:
             "AWS_REGION": REGION,
             "AWS_ENDPOINT_URL": endpoint or self.endpoint,
         }
-
-    def stop(self) -> None:
-        """At once: it would take ten seconds to end in order, and its data is not needed any more."""
-        self.component.kill()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _answers(self) -> bool:
         self.component.require_running()
