@@ -16,6 +16,7 @@ from prometheus_client import (
     CollectorRegistry,
     Gauge,
     GCCollector,
+    Histogram,
     ProcessCollector,
     disable_created_metrics,
 )
@@ -35,6 +36,7 @@ from resumable_training.contract import metrics as names
 from resumable_training.contract.formulas import auto_interval
 
 DISTRIBUTION = "resumable-training"
+_API_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 
 
 def _phase_seconds(job: Job, _now: float) -> Values:
@@ -265,6 +267,18 @@ def own_registry() -> CollectorRegistry:
     info = Gauge(names.OPERATOR_BUILD_INFO, "1; its labels say what runs.", labels, registry=registry)
     info.labels(*build.values(), platform.python_version()).set(1)
     return registry
+
+
+def api_seconds(registry: CollectorRegistry) -> Callable[[str, float], None]:
+    """A histogram of the API server's answers in the registry; to be told verb and seconds of each."""
+    histogram = Histogram(
+        names.OPERATOR_API_REQUEST_SECONDS,
+        "From a request to the API server to its answer, without watches.",
+        ["verb"],
+        registry=registry,
+        buckets=_API_BUCKETS,
+    )
+    return lambda verb, seconds: histogram.labels(verb).observe(seconds)
 
 
 def jobs_page() -> JobsPage:

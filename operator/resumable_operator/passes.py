@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 RESULTS = ("acted", "idle", "gone", "conflict", "failed", "error")
 _PASS_BUCKETS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _ASSIGNMENT_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 120.0)
 
 
@@ -41,6 +42,12 @@ class PassMeter:
         self._passes = Counter(names.OPERATOR_PASSES_TOTAL, "Passes.", ["result"], registry=registry)
         self._seconds = Histogram(
             names.OPERATOR_PASS_SECONDS, "Length of a pass.", registry=registry, buckets=_PASS_BUCKETS
+        )
+        self._waits = Histogram(
+            names.OPERATOR_QUEUE_SECONDS,
+            "How long jobs with news waited for a pass.",
+            registry=registry,
+            buckets=_WAIT_BUCKETS,
         )
         self._latency = Histogram(
             names.OPERATOR_EVENT_TO_ASSIGNMENT_SECONDS,
@@ -57,6 +64,10 @@ class PassMeter:
             return None
         job, since = min(self._running.items(), key=lambda item: item[1])
         return job, self._clock.now() - since
+
+    def waited(self, seconds: float) -> None:
+        """A job with news gets its pass (``Settings.on_wait``)."""
+        self._waits.observe(seconds)
 
     @contextmanager
     def running(self, key: str) -> Iterator[None]:

@@ -137,6 +137,7 @@ async def _foundation(options: Options, stack: AsyncExitStack) -> Foundation:
     health = Health(clock, meter, options.relist_seconds)
     api = await KubeApi.login()
     stack.push_async_callback(api.close)
+    api.answered = metrics.api_seconds(registry)
     base = Foundation(options, clock, registry, meter, health, Garbage(), api)
     pages = application(health, base.metrics_page)
     await stack.enter_async_context(serving(pages, options.bind_address, options.port))
@@ -173,6 +174,7 @@ def _reconciler(base: Foundation, cluster: KubernetesCluster, agents: AgentPool)
         relist_seconds=options.relist_seconds,
         jobs_at_once=options.jobs_at_once,
         on_pass=base.meter.decided,
+        on_wait=base.meter.waited,
     )
     reconciler = MeteredReconciler(cluster, agents, base.clock, settings, meter=base.meter)
     facts = metrics.Facts(

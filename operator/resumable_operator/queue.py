@@ -9,13 +9,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 
 class WorkQueue:
-    """Keys to look at. Use within one event loop."""
+    """Keys to look at. Use within one event loop.
 
-    def __init__(self, base_delay: float = 0.05, max_delay: float = 10.0) -> None:
+    Args:
+        waited: told how many seconds a key with news has waited, when it is handed out.
+    """
+
+    def __init__(
+        self,
+        base_delay: float = 0.05,
+        max_delay: float = 10.0,
+        waited: Callable[[float], None] = lambda _seconds: None,
+    ) -> None:
         self._dirty: dict[str, bool] = {}  # key -> whether it is a routine
+        self._news_since: dict[str, float] = {}
         self._news: dict[str, None] = {}  # those to hand out, in order
         self._routine: dict[str, None] = {}
         self._processing: set[str] = set()
@@ -25,6 +36,7 @@ class WorkQueue:
         self._waiting_for_news: deque[asyncio.Future[None]] = deque()
         self._base_delay = base_delay
         self._max_delay = max_delay
+        self._waited = waited
 
     def __len__(self) -> int:
         return len(self._news) + len(self._routine)
@@ -34,6 +46,8 @@ class WorkQueue:
         known = self._dirty.get(key)
         if known is None or (known and not routine):
             self._dirty[key] = routine
+            if not routine:
+                self._news_since[key] = asyncio.get_running_loop().time()
             if key not in self._processing:
                 self._hand_out(key)
 
@@ -75,6 +89,9 @@ class WorkQueue:
         key = next(iter(found))
         del found[key], self._dirty[key]
         self._processing.add(key)
+        since = self._news_since.pop(key, None)
+        if since is not None:
+            self._waited(asyncio.get_running_loop().time() - since)
         self._wake_one()  # one that was woken may have taken what another was woken for
         return key
 

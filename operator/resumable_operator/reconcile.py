@@ -54,6 +54,7 @@ class Settings:
     actions_at_once: int = 64
     isolate_jobs: bool = True  # an unexpected error in one job is logged and does not end the loop
     on_pass: Callable[[Observation, Plan], None] = lambda _observation, _plan: None
+    on_wait: Callable[[float], None] = lambda _seconds: None  # of a job with news, until its pass
     on_folded: Callable[[Job, list[TimedEvent]], None] = lambda _job, _events: None  # events now in status
     moment: Callable[[str], Awaitable[None]] = _nothing  # awaited between any two effects of a pass
 
@@ -82,11 +83,11 @@ class Reconciler:
         settings: Settings | None = None,
         decide: Decide = decide,
     ) -> None:
-        self.queue = WorkQueue()
+        self._settings = settings or Settings()
+        self.queue = WorkQueue(waited=self._settings.on_wait)
         self._cluster = cluster
         self._agents = agents
         self._clock = clock
-        self._settings = settings or Settings()
         self._decide = decide
         self._written_at: dict[str, float] = {}
         self._moving: set[str] = set()  # jobs whose ranks have done a step of the attempt that runs

@@ -23,7 +23,7 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from typing import Any
 import yaml
 from operator_process import AGENT_IMAGE, grant
 from sim_cluster import Simulator
-from sim_measure import CpuMeter, Scrape, Scraper, grown, load, memory_mb, page, spread
+from sim_measure import CpuMeter, Pulse, Scrape, Scraper, grown, load, memory_mb, page, spread
 from sim_peer import PEERS, run_peer
 from sim_pods import SCHEDULER
 
@@ -175,7 +175,7 @@ class Bench:
         jobs = [jobs[number % len(jobs)] for number in range(self.plan.strikes)]
         self.simulator.do("mark")
         before, meter = Scrape.of(PORT), self._meter()
-        with Scraper(PORT) as scraper:
+        with Scraper(PORT) as scraper, Pulse(PORT) as pulse:
             found = self.simulator.do("strike", jobs=jobs, rate=self.plan.rate)
         seconds, shares, after = meter.seconds, meter.shares(), Scrape.of(PORT)
         seen = self.simulator.do("seen")
@@ -188,6 +188,9 @@ class Bench:
             "never": len(found) - len(times),
             "seconds": spread(times),
             "with_write_seconds": spread(run["with_write_seconds"] for run in found if run["seconds"]),
+            "stages": _stages(run["stages"] for run in found if run["seconds"]),
+            "waits": _waits(before, after, len(found)),
+            "loop_seconds": spread(pulse.seconds),
             "shrunk": sum(run["size_after"] < run["size"] for run in found),
             "requests_per_recovery": {
                 kind: round((count - routine.get(kind, 0.0)) / len(found), 2)
@@ -252,6 +255,32 @@ class Bench:
 
 def _requests(scrape: Scrape) -> dict[str, float]:
     return scrape.by(f"{names.OPERATOR_API_REQUESTS_TOTAL}", "verb", "resource")
+
+
+def _stages(runs: Iterable[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """By stage; one that a run did not have took it no time."""
+    chosen = list(runs)
+    names_seen = list(dict.fromkeys(name for run in chosen for name in run))
+    return {name: spread(run.get(name, 0.0) for run in chosen) for name in names_seen}
+
+
+def _waits(before: Scrape, after: Scrape, recoveries: int) -> dict[str, float]:
+    """Seconds of each kind for each recovery: what they were on average, and how many there were.
+
+    Of the whole operator, also of what it does anyway while nothing happens.
+    """
+    kinds = {
+        "queue": names.OPERATOR_QUEUE_SECONDS,
+        "pass": names.OPERATOR_PASS_SECONDS,
+        "API request": names.OPERATOR_API_REQUEST_SECONDS,
+    }
+    found = {}
+    for kind, name in kinds.items():
+        count = after.total(f"{name}_count") - before.total(f"{name}_count")
+        seconds = after.total(f"{name}_sum") - before.total(f"{name}_sum")
+        found[f"{kind}, mean seconds"] = seconds / count if count else 0.0
+        found[f"{kind}, a recovery"] = count / recoveries
+    return found
 
 
 def say(words: str) -> None:
@@ -356,6 +385,31 @@ def print_table(sizes: dict[str, Raw]) -> None:
     for size, found in sizes.items():
         for mode in ("replace", "shrink"):
             print(f"requests per recovery, {size}, {mode}: {found[mode]['requests_per_recovery']}")
+    for size, found in sizes.items():
+        for mode in ("replace", "shrink"):
+            print_way(f"{size}, {mode}", found[mode])
+
+
+WORDS = {
+    "stopped": "a survivor is told to stop",
+    "created": "the new pod is there",
+    "runs": "it runs (simulated kubelet and API server)",
+    "followed": "its agent is asked for its events",
+    "assigned": "the first agent has its assignment",
+    "all assigned": "all have it",
+}
+
+
+def print_way(title: str, found: Raw) -> None:
+    """Where the time of recoveries went, and what waited for what."""
+    print(f"\n{title}: from failure until ...{'p50 s':>24}{'p99 s':>10}")
+    for name in (name for name in WORDS if name in found["stages"]):
+        stage = found["stages"][name]
+        print(f"  + {WORDS[name]:<46}{stage['p50']:>7.3f}{stage['p99']:>10.3f}")
+    waits = ", ".join(f"{kind} {value:.3f}" for kind, value in found["waits"].items())
+    loop, cpu = found["loop_seconds"], found["cpu"]
+    print(f"  operator: {waits}; /healthz p50 {loop['p50']:.3f} p99 {loop['p99']:.3f} s")
+    print("  cores: " + ", ".join(f"{name} {share:.2f}" for name, share in cpu.items()))
 
 
 def _with_best_start(size: Raw) -> Raw:

@@ -29,6 +29,7 @@ MASTER_PORT = 20_000
 _HOLE = 7_777_777_777_777_777  # a number that is replaced in prepared texts
 
 Assigned = Callable[["SimAgent", int, int], None]  # agent, attempt, number of members
+Noted = Callable[["SimAgent", str], None]  # something on a recovery's way: see sim_cluster.WAY
 
 
 def now_ms() -> int:
@@ -46,10 +47,12 @@ def _filled(pieces: list[bytes], *numbers: int) -> bytes:
 
 
 class SimAgent:
-    """One agent. ``told`` is called when it has taken an assignment."""
+    """One agent. ``told`` is called when it has taken an assignment, ``noted`` when it is asked to stop, and
+    when its events are asked for."""
 
-    def __init__(self, worker: str, job: str, key: bytes, told: Assigned) -> None:
+    def __init__(self, worker: str, job: str, key: bytes, told: Assigned, noted: Noted) -> None:
         self.worker, self.job, self.key = worker, job, key
+        self.noted = noted
         self.boot_id = secrets.token_hex(8)
         self.counter = 0
         self.streams: set[Stream] = set()
@@ -176,6 +179,7 @@ class SimAgent:
     def request(self, plain: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         if self.state == "running" and plain["attempt"] in (0, self.attempt):
             if plain["kind"] in ("stop", "shutdown"):
+                self.noted(self, "stopped")
                 self.end(events.STOPPED)
             elif plain["kind"] == "drain":
                 self.end(events.DRAINED)
@@ -355,6 +359,7 @@ class Connection(asyncio.Protocol):
         heartbeat = float(query.get("heartbeat_ms", ["0"])[0]) / 1000
         self.transport.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
         self._fleet.opened.setdefault(agent, time.monotonic())
+        agent.noted(agent, "followed")
         self._stream = Stream(self, agent, int(query["after"][0]), max(HEARTBEAT_SECONDS, heartbeat))
 
     def _reply(self, status: int, answer: dict[str, Any], signer: SimAgent | None = None) -> None:

@@ -30,6 +30,7 @@ Raw = dict[str, Any]
 AGENT_PORT = 8470  # of all pods
 LAG_SECONDS = 0.05
 RECOVERY_SECONDS = 60.0
+WAY = ("stopped", "created", "runs", "followed", "assigned")  # first times of these after a failure, in turn
 START_SECONDS = 60.0
 
 
@@ -38,10 +39,16 @@ START_SECONDS = 60.0
 
 @dataclass
 class Recovery:
-    """A struck job until all agents of its next attempt have their assignments."""
+    """A struck job until all agents of its next attempt have their assignments.
+
+    Attributes:
+        way: when it was first seen that a survivor was told to stop, the replacement's pod was created and
+            then runs, its agent was asked for its events, and an agent got its assignment.
+    """
 
     job: str
     attempt: int  # that was struck
+    way: dict[str, float] = field(default_factory=dict)
     taken: set[SimAgent] = field(default_factory=set)  # agents that have the next one's
     size: int = 0
     done: asyncio.Future[float] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -49,10 +56,22 @@ class Recovery:
     def told(self, agent: SimAgent, attempt: int, members: int) -> None:
         if attempt <= self.attempt:
             return
+        self.noted("assigned")
         self.taken = {other for other in self.taken if other.attempt == attempt} | {agent}
         self.size = members
         if len(self.taken) == members and not self.done.done():
             self.done.set_result(time.monotonic())
+
+    def noted(self, what: str) -> None:
+        self.way.setdefault(what, time.monotonic())
+
+    def stages(self, failed: float, done: float) -> dict[str, float]:
+        """Seconds that led to each of the moments; those of one that was not seen are the next one's."""
+        moments = sorted((self.way[what], what) for what in WAY if what in self.way)
+        found, before = {}, failed
+        for at, what in [*moments, (done, "all assigned")]:
+            found[what], before = max(0.0, at - before), max(at, before)
+        return found
 
 
 class Cluster:
@@ -68,6 +87,10 @@ class Cluster:
     def told(self, agent: SimAgent, attempt: int, members: int) -> None:
         if recovery := self._recoveries.get(agent.job):
             recovery.told(agent, attempt, members)
+
+    def noted(self, agent: SimAgent, what: str) -> None:
+        if recovery := self._recoveries.get(agent.job):
+            recovery.noted(what)
 
     async def watch_lag(self) -> None:
         """How late this very process is: its part in what it measures."""
@@ -139,6 +162,7 @@ class Cluster:
             "with_write_seconds": done - patched,
             "size": len(members),
             "size_after": recovery.size,
+            "stages": recovery.stages(failed, done),
         }
 
     def _members(self, job: str) -> list[SimAgent]:
@@ -172,7 +196,7 @@ async def serve(path: str, connection: Raw) -> None:
     async with AsyncExitStack() as stack:
         api = KubeClient(connection["url"], connection["token"], connection["ca_file"])
         stack.push_async_callback(api.close)
-        cluster.pods = Pods(api, cluster.fleet, connection["operator_namespace"], cluster.told)
+        cluster.pods = Pods(api, cluster.fleet, connection["operator_namespace"], cluster.told, cluster.noted)
         await stack.enter_async_context(await cluster.fleet.serve(AGENT_PORT))
         await stack.enter_async_context(await asyncio.start_unix_server(answer, path, limit=1 << 20))
         async with asyncio.TaskGroup() as group:

@@ -130,6 +130,30 @@ class Scraper:
                 self.seconds.append(time.monotonic() - began)
 
 
+class Pulse:
+    """How long the operator's event loop lets a tiny request wait, while the block runs."""
+
+    def __init__(self, port: int, period_seconds: float = 0.2) -> None:
+        self._port, self._period = port, period_seconds
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.seconds: list[float] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._end.wait(self._period):
+            began = time.monotonic()
+            page(self._port, "/healthz")
+            self.seconds.append(time.monotonic() - began)
+
+
 def grown(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
     return {key: after[key] - before.get(key, 0.0) for key in after if after[key] != before.get(key, 0.0)}
 

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import aiohttp
-from sim_agents import Assigned, Fleet, SimAgent
+from sim_agents import Assigned, Fleet, Noted, SimAgent
 
 from resumable_operator.keys import SECRET_NAME, KeyRing, read_masters
 from resumable_training.contract.labels import (
@@ -86,8 +86,10 @@ async def _object(answer: aiohttp.ClientResponse) -> Raw:
 class Pods:
     """All pods that run, each with its agent."""
 
-    def __init__(self, api: KubeClient, fleet: Fleet, operator_namespace: str, told: Assigned) -> None:
-        self._api, self._fleet, self._told = api, fleet, told
+    def __init__(
+        self, api: KubeClient, fleet: Fleet, operator_namespace: str, told: Assigned, noted: Noted
+    ) -> None:
+        self._api, self._fleet, self._told, self._noted = api, fleet, told, noted
         self._operator_namespace = operator_namespace
         self._addresses = _addresses()
         self._ring: KeyRing | None = None
@@ -123,12 +125,13 @@ class Pods:
         labels, uid = meta["labels"], meta["uid"]
         key = await self._key(labels[LABEL_JOB_UID], meta["annotations"][ANNOTATION_KEY_ID])
         job = f"{meta['namespace']}/{labels[LABEL_JOB]}"
-        agent, address = SimAgent(meta["name"], job, key, self._told), next(self._addresses)
+        agent, address = SimAgent(meta["name"], job, key, self._told, self._noted), next(self._addresses)
         path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/status"
         self._fleet.agents[address] = agent
         self._running[uid] = agent, address, path
         self._paths[agent] = path, uid
-        task = asyncio.create_task(self._report(path, uid, running_status(address)))
+        self._noted(agent, "created")
+        task = asyncio.create_task(self._begin(agent, path, uid, address))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -136,9 +139,10 @@ class Pods:
         self._tasks.discard(task)
         task.result()
 
-    async def _report(self, path: str, uid: str, status: Raw) -> None:
+    async def _begin(self, agent: SimAgent, path: str, uid: str, address: str) -> None:
         async with self._gate:
-            await self._api.patch(path, {"metadata": {"uid": uid}, "status": status})
+            await self._api.patch(path, {"metadata": {"uid": uid}, "status": running_status(address)})
+        self._noted(agent, "runs")
 
     async def _key(self, job_uid: str, key_id: str) -> bytes:
         if self._ring is None:

@@ -30,6 +30,9 @@ def test_a_tiny_run_measures_everything(tmp_path: Path) -> None:
         assert found[mode]["shrunk"] == smaller
         assert found[mode]["seconds"]["p50"] > 0
         assert found[mode]["requests_per_recovery"]["create pods"] >= 1
+        assert set(found[mode]["stages"]) >= {"stopped", "assigned", "all assigned"}
+        assert found[mode]["waits"]["API request, a recovery"] > 1
+        assert found[mode]["loop_seconds"]["p99"] > 0
     (start,) = found["starts"]
     assert 0 < start["synced"] <= start["all_agents_followed"] + 5
     assert found["memory_mb"]["rss"] > found["memory_mb"]["pss"] > 10

@@ -136,6 +136,20 @@ async def test_forgotten_key_does_not_come_back() -> None:
     assert await asyncio.wait_for(queue.get(), 5) == "b"
 
 
+async def test_how_long_news_waited() -> None:
+    """Told once for each hand-out, from the first word on; a routine has all the time."""
+    waits: list[float] = []
+    queue = WorkQueue(waited=waits.append)
+    loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+    queue.add("routine", routine=True)
+    queue.add("news")
+    queue.add_after("later", 0.02)
+    queue.add("news")
+    assert [await queue.get(), await queue.get(), await queue.get()] == ["news", "routine", "later"]
+    assert len(waits) == 2
+    assert all(0 <= wait <= loop.time() - began for wait in waits)
+
+
 OPERATIONS = ["add a", "add b", "routine a", "routine b", "get", "done"]
 
 

@@ -100,6 +100,7 @@ class KubeApi:
 
     Attributes:
         requests: number of requests by (verb, resource, status code); code 0: no answer came.
+        answered: told verb and seconds of every request that was answered.
 
     Args:
         reload: reads the credentials into the configuration anew; done when the server does not know us.
@@ -110,6 +111,7 @@ class KubeApi:
         self, configuration: Configuration, reload: Reload | None = None, *, timeout_seconds: float = 15.0
     ) -> None:
         self.requests: Counter[tuple[str, str, int]] = Counter()
+        self.answered: Callable[[str, float], None] = lambda _verb, _seconds: None
         self.configuration = configuration
         self._reload = reload
         self._reload_lock = asyncio.Lock()
@@ -322,7 +324,7 @@ class KubeApi:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + LONGEST_CALL_SECONDS
         for number in range(1, TRIES + 1):
-            last = number == TRIES
+            last, began = number == TRIES, loop.time()
             try:
                 code, answer_headers, data = await self._send(method, path, headers, body)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -333,6 +335,7 @@ class KubeApi:
                 await asyncio.sleep(_wait_seconds(number))
                 continue
             self.requests[call.verb, call.resource, code] += 1
+            self.answered(call.verb, loop.time() - began)
             self._note_date(answer_headers.get("Date"))
             if code < 400:
                 found: Raw = data
