@@ -90,6 +90,7 @@ class Reconciler:
         self._clock = clock
         self._decide = decide
         self._written_at: dict[str, float] = {}
+        self._looked_at: dict[str, float] = {}  # start of the newest pass, on the loop's clock
         self._moving: set[str] = set()  # jobs whose ranks have done a step of the attempt that runs
         self._refusals: dict[str, Refusal] = {}
         self._others: dict[str, str] = {}  # jobs that another operator looks after: its name
@@ -113,6 +114,7 @@ class Reconciler:
 
     async def step(self, key: str) -> Plan | None:
         """One pass over one job; None: nothing to decide. What it leaves undone, the next pass does."""
+        self._looked_at[key] = asyncio.get_running_loop().time()
         observation = await self._observe(key)
         if observation is None:
             return None
@@ -182,8 +184,9 @@ class Reconciler:
             await asyncio.sleep(1.0)
 
     async def _relist(self) -> None:
-        """Look at every job now and then; at all at once only at the start."""
-        pause = 0.0
+        """Look at every job now and then that nothing else made anybody look at; at all at once only at the
+        start."""
+        loop, pause = asyncio.get_running_loop(), 0.0
         while True:
             jobs: list[Job] = []
             try:
@@ -192,7 +195,9 @@ class Reconciler:
                 _raise_if_fatal(error)
                 logger.warning("jobs could not be listed: %s", error)
             for job in jobs:
-                self.queue.add(job.key, routine=True)
+                looked_at = self._looked_at.get(job.key, float("-inf"))
+                if loop.time() >= looked_at + self._settings.relist_seconds:
+                    self.queue.add(job.key, routine=True)
                 await asyncio.sleep(pause)
             pause = self._settings.relist_seconds / (len(jobs) + 1)
             await asyncio.sleep(pause)
@@ -328,6 +333,7 @@ class Reconciler:
         self.queue.forget(key)
         self._uids.pop(key, None)
         self._written_at.pop(key, None)
+        self._looked_at.pop(key, None)
         self._moving.discard(key)
         self._refusals.pop(key, None)
         self._others.pop(key, None)

@@ -476,3 +476,30 @@ async def test_another_job_of_the_same_name_inherits_nothing(world: World) -> No
     assert world.seen[-1].refusal is None
     assert world.cluster.done[-1] == "write step 2"
     reconciler.queue.close()
+
+
+async def test_what_was_looked_at_is_not_looked_at_for_the_list(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listed job gets a pass of its own only when it has had none for as long as lists are apart."""
+    world.plans = [plan()]
+    world.cluster.jobs_to_list = (KEY, "ns/other")
+    reconciler = world.reconciler(relist_seconds=3600.0)
+    await reconciler.step(KEY)
+    routines: list[str] = []
+    add = reconciler.queue.add
+
+    def noted(key: str, *, routine: bool = False) -> None:
+        routines.extend([key] if routine else [])
+        add(key, routine=routine)
+
+    monkeypatch.setattr(reconciler.queue, "add", noted)
+    task = asyncio.create_task(reconciler.run())
+    try:
+        async with asyncio.timeout(10):
+            while not routines:
+                await asyncio.sleep(0.005)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert routines == ["ns/other"]

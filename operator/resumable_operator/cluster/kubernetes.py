@@ -297,8 +297,17 @@ class KubernetesCluster:
         if known is not None and known.job_uid == job.uid:
             return
         key_id = self._keys.current_key_id(job.uid)
-        await self._ensure_key(job, key_id)
-        pod = manifests.pod(job, name, place, incarnation, key_id, self._settings.pods, avoid)
+        was_made = (job.uid, key_id) in self._made_keys
+        if not was_made:
+            await self._ensure_key(job, key_id)
+        await self._create_pod(
+            job, manifests.pod(job, name, place, incarnation, key_id, self._settings.pods, avoid)
+        )
+        if was_made:  # somebody may have deleted it since; a pod that lacks it waits
+            await self._ensure_key(job, key_id)
+
+    async def _create_pod(self, job: Job, pod: Raw) -> None:
+        name = pod["metadata"]["name"]
         try:
             answer = await self._api.create(PODS, pod, job.namespace)
         except AlreadyExists:
