@@ -22,6 +22,7 @@ from resumable_operator.agents import AgentPool
 from resumable_operator.clock import SystemClock
 from resumable_operator.cluster.kube_api import KubeApi
 from resumable_operator.cluster.kube_cache import KubeCache
+from resumable_operator.cluster.kube_compare import pause_seconds
 from resumable_operator.cluster.kube_errors import NotFound
 from resumable_operator.cluster.kubernetes import KubernetesCluster, KubernetesSettings
 from resumable_operator.errors import ClusterRefused, FatalError, RetryableError
@@ -196,10 +197,13 @@ async def _compare(
         "Comparisons with the API server that failed.",
         registry=base.registry,
     )
+    usual = pause = base.options.relist_seconds
     while True:
-        await asyncio.sleep(base.options.relist_seconds)
+        await asyncio.sleep(pause)
+        began = time.monotonic()
         try:
             await cluster.relist()
+            pause = pause_seconds(usual, time.monotonic() - began)
             base.health.relisted()
             base.garbage.tidy()
             await ring.refresh(master, base.options.operator_namespace)

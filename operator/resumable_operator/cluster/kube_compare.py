@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 POD_SELECTOR = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 TRIES = 3
 DELETIONS_AT_ONCE = 16
+SHARE = 1 / 20  # of the time that may go into comparing
+LONGEST_PAUSE = 2.0  # times the usual one
 
 
 class Comparison:
@@ -109,6 +111,12 @@ class Comparison:
                 entry.read()
             except SpecError:
                 self._cache.tell(Change(entry.key, "relist"))
+
+
+def pause_seconds(usual: float, taken: float) -> float:
+    """Until the next comparison, when the last one took so long: a large cluster is compared less often,
+    since the API server and every other part of this process have to wait meanwhile."""
+    return min(LONGEST_PAUSE * usual, max(usual, taken / SHARE))
 
 
 async def delete_pod(api: KubeApi, cache: KubeCache, entry: PodEntry, grace_seconds: int | None) -> None:
