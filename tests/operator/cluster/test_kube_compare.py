@@ -1,4 +1,4 @@
-"""How often the cache is compared; what comparing finds is tested with the cluster (``test_kube_cluster``)."""
+"""How often the cache is compared; what comparing finds is tested in ``test_kube_cluster``."""
 
 from __future__ import annotations
 
