@@ -62,6 +62,8 @@ Ctrl-C commits a checkpoint and stops; the same command line continues from ther
 @click.option("--workers", metavar="N | MIN:MAX | MIN:REPLICAS:MAX",
               help="How many workers: N, or from MIN to MAX as failures allow. Default: 1.")  # fmt: skip
 @click.option("--replicas", type=click.IntRange(min=1), help="Workers wanted within MIN:MAX. Default: MAX.")
+@click.option("--spares", type=click.IntRange(min=0),
+              help="More workers, without ranks, ready to step in for a lost one. Default: 0.")  # fmt: skip
 @click.option("--processes-per-worker", metavar="P", help="Ranks in each worker, or 'auto'. Default: 1.")
 @click.option("-m", "--module", help="Run this Python module instead of a script.")
 @click.option("--dir", "directory", type=click.Path(path_type=Path, file_okay=False),

@@ -50,6 +50,7 @@ class Options:
 
     workers: str | None = None
     replicas: int | None = None
+    spares: int | None = None
     processes_per_worker: int | str | None = None
     save_every_steps: int | None = None
     save_every_seconds: float | None = None
@@ -109,7 +110,7 @@ def from_options(options: Options, name: str, command: list[str], directory: Pat
         "hangSeconds": options.hang_seconds,
     }
     workers: dict[str, Any] = dict(parse_workers(options.workers or "1", options.replicas))
-    workers |= _given({"processesPerWorker": options.processes_per_worker})
+    workers |= _given({"processesPerWorker": options.processes_per_worker, "spares": options.spares})
     container = {"name": "worker", "command": command, "workingDir": str(cwd)}
     spec = {
         "workers": workers,

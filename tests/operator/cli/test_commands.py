@@ -74,6 +74,7 @@ FROZEN: dict[str, list[str]] = {
         "--save-every-seconds",
         "--save-every-steps",
         "--shrink-after",
+        "--spares",
         "--trace-samples",
         "--workers",
         "ARGUMENTS",

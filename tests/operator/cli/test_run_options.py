@@ -71,6 +71,7 @@ def test_options_become_a_spec() -> None:
     """Every option that shapes the job arrives in the field that it names."""
     options = Options(
         workers="1:4",
+        spares=1,
         processes_per_worker=2,
         save_every_steps=10,
         save_every_seconds=60.0,
@@ -85,6 +86,7 @@ def test_options_become_a_spec() -> None:
     assert spec.command() == ("python", "x.py")
     assert spec.worker_container()["workingDir"] == "/home/me"
     assert (spec.workers.min, spec.workers.replicas, spec.workers.processes_per_worker) == (1, 4, 2)
+    assert spec.workers.spares == 1
     assert spec.checkpoint.directory is not None
     assert spec.checkpoint.directory.path == str(STORE)
     assert spec.checkpoint.interval != "auto"
