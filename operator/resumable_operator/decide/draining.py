@@ -45,7 +45,7 @@ def step(draft: Draft) -> None:
             begin_ending(draft)
         return
     deadline = _shorten(draft)
-    if draft.now >= deadline + SLACK_SECONDS:
+    if draft.now >= deadline + SLACK_SECONDS or _none_is_left(draft):
         begin_ending(draft)
         return
     for member in draft.attempt.members:
@@ -77,6 +77,11 @@ def _is_done(draft: Draft, worker: str) -> bool:
     if draft.status.uses_library is not True:
         return outcome is not None  # it knows no drain: however it ended, it was asked to
     return outcome in (events.SUCCEEDED, events.DRAINED)
+
+
+def _none_is_left(draft: Draft) -> bool:
+    """All members have ended, though not all as they were asked to: their window was over."""
+    return all(member.worker in draft.attempt.outcomes for member in draft.attempt.members)
 
 
 def _shorten(draft: Draft) -> float:

@@ -16,6 +16,7 @@ from resumable_training.contract.metrics import PLANNED_CAUSES
 
 TOGETHER_SECONDS = 2.0  # witnesses this close together tell of one event; later ones are consequences
 WORKER_LOST = ("preempted", "evicted", "node_lost")
+WINDOW_SLACK_SECONDS = 0.2  # agents keep a drain's window by their own clocks
 TAIL_LINES = 20
 TAIL_CHARACTERS = 300
 _KEPT_EVIDENCE = 16
@@ -59,7 +60,7 @@ def judge(attempt: AttemptStatus, committed: bool, trained: bool) -> Verdict:
     if found is not None and not found.primary and attempt.left is not None:
         found = attempt.left  # its peers only lost it
     if attempt.drain_cause is not None and (committed or found is None or _left_by_drained(attempt, found)):
-        return _drained(attempt.drain_cause, attempt.drain_reason)
+        return _drained(attempt.drain_cause, attempt.drain_reason + _cut_short(attempt, found))
     if found is None:
         message = "the attempt ended and nobody said why"
         return Verdict("unknown", False, message, paying="infrastructure")
@@ -68,7 +69,7 @@ def judge(attempt: AttemptStatus, committed: bool, trained: bool) -> Verdict:
         paying = "infrastructure"  # some network between workers, most likely
     if found.code == exitcodes.MASTER_BIND or (not trained and found.cause in WORKER_LOST):
         paying = None
-    return Verdict(found.cause, False, found.message, found, paying)
+    return Verdict(found.cause, False, found.message + _cut_short(attempt, found), found, paying)
 
 
 def _left_by_drained(attempt: AttemptStatus, found: Evidence) -> bool:
@@ -76,9 +77,21 @@ def _left_by_drained(attempt: AttemptStatus, found: Evidence) -> bool:
     return not found.primary and events.DRAINED in attempt.outcomes.values()
 
 
-def _drained(cause: str, reason: str) -> Verdict:
+def _drained(cause: str, message: str) -> Verdict:
     planned = cause in PLANNED_CAUSES
-    return Verdict(cause, planned, reason, paying=None if planned else budget_class(cause, None))
+    return Verdict(cause, planned, message, paying=None if planned else budget_class(cause, None))
+
+
+def _cut_short(attempt: AttemptStatus, found: Evidence | None) -> str:
+    """What to add to a message when a drain's window was over before all ranks had ended by themselves."""
+    good = (events.SUCCEEDED, events.DRAINED)
+    finished = all(attempt.outcomes.get(member.worker) in good for member in attempt.members)
+    since, until, at = attempt.draining_since, attempt.drain_deadline, attempt.ending_since
+    if finished or since is None or until is None or at is None or at < until - WINDOW_SLACK_SECONDS:
+        return ""
+    if found is not None and found.primary and found.cause not in WORKER_LOST:
+        return ""  # that ended them, and not the window
+    return f"; the window of {until - since:.1f} s was over before all ranks had saved and ended"
 
 
 def first_witness(evidence: tuple[Evidence, ...]) -> Evidence | None:
