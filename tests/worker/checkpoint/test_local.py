@@ -179,3 +179,46 @@ def test_file_system_type_is_that_behind_a_link(tmp_path: Path) -> None:
     """A link on a local disk to a directory on NFS is on NFS."""
     (tmp_path / "store").symlink_to("/proc/self")
     assert file_system_type(tmp_path / "store" / "fd") == "proc"
+
+
+def test_odd_things_in_a_directory_hide_nothing(store: LocalStore) -> None:
+    """A link to itself, one to nothing, a pipe: not listed, no files, and the rest is."""
+    (store.root / "loop").symlink_to("loop")
+    (store.root / "nowhere").symlink_to("/nonexistent/x")
+    os.mkfifo(store.root / "pipe")
+    store.put("a", b"one")
+    (store.root / "d").mkdir()
+    assert [(entry.name, entry.is_directory) for entry in store.entries()] == [("a", False), ("d", True)]
+    assert [store.size(odd) for odd in ("nowhere", "pipe", "d")] == [None, None, None]
+
+
+def test_of_a_checkpoint_that_is_kept_elsewhere_only_the_link_goes(store: LocalStore, tmp_path: Path) -> None:
+    """Somebody moved it to other storage and left a link: what is there stays whole."""
+    elsewhere, name = tmp_path / "elsewhere", "step-00000010.1"
+    elsewhere.mkdir()
+    for file in (".metadata", "shard"):
+        (elsewhere / file).write_bytes(b"x")
+    (store.root / name).symlink_to(elsewhere)
+    assert store.size(f"{name}/.metadata") == 1
+    store.delete(f"{name}/.metadata")
+    store.delete_tree(name)
+    assert not (store.root / name).is_symlink()
+    assert sorted(os.listdir(elsewhere)) == [".metadata", "shard"]
+
+
+def test_two_who_delete_the_same_leave_nothing(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the other one was faster with is passed over, and the rest goes."""
+    for number in range(6):
+        (store.root / "d" / str(number)).mkdir(parents=True)
+        (store.root / "d" / str(number) / "shard").write_bytes(b"x")
+    real, calls = os.unlink, []
+
+    def unlink(path: object, **options: object) -> None:
+        calls.append(path)
+        if len(calls) % 2:
+            real(path, **options)  # the other one
+        real(path, **options)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    store.delete_tree("d")
+    assert store.entries() == []

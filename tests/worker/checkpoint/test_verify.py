@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from resumable_training.checkpoint import verify
-from resumable_training.checkpoint.documents import seal
+from resumable_training.checkpoint.documents import seal, unseal
 from resumable_training.checkpoint.local import LocalStore
 from resumable_training.checkpoint.marker import load_real
 from resumable_training.checkpoint.verify import CANNOT_TELL, DAMAGED, OK, BlockHasher, hash_bytes
-from resumable_training.contract.manifest import MANIFEST_FILE, MARKER_FILE, Manifest
+from resumable_training.contract.manifest import MANIFEST_FILE, MARKER_FILE, Manifest, StoreIdentity
 from resumable_training.contract.marker import DamagedMarker, ForbiddenName, parse_marker
 
 NAME = "step-00000010.1"
@@ -218,6 +219,71 @@ def test_a_marker_cannot_point_outside(store: LocalStore) -> None:
 
 
 # Markers ------------------------------------------------------------------------------------------------
+
+
+def relabel(store: LocalStore, **changes: object) -> None:
+    """The manifest says something else, sealed as a writer would."""
+    path = store.path(f"{NAME}/{MANIFEST_FILE}")
+    manifest = unseal(Manifest, path.read_bytes())
+    path.write_bytes(seal(replace(manifest, **changes)))
+
+
+LIES = {
+    "a file above": (lambda known: {"files": {**known, "../../x": known[SHARD]}}, "outside the checkpoint"),
+    "an absolute path": (lambda known: {"files": {**known, "/etc/passwd": known[SHARD]}}, "outside"),
+    "no name": (lambda known: {"files": {**known, "": known[SHARD]}}, "outside the checkpoint: ''"),
+    "a name that no file system has": (lambda known: {"files": {**known, "a\0b": known[SHARD]}}, "outside"),
+    "half a letter": (lambda known: {"files": {**known, "\ud800": known[SHARD]}}, "outside"),
+    "blocks of no bytes": (lambda known: {"block_bytes": 0}, "blocks of 0 bytes"),
+    "blocks beyond all memory": (lambda known: {"block_bytes": 1 << 70}, "blocks of"),
+    "a size beyond all numbers": (
+        lambda known: {"files": {**known, SHARD: replace(known[SHARD], bytes=10**400)}},
+        "the size of",
+    ),
+    "another step": (lambda known: {"step": 11}, "it is of step 11 and record 1, under another name"),
+    "another record": (lambda known: {"record": 2}, "it is of step 10 and record 2"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_manifest_that_lies_is_damage(store: LocalStore, lie: str) -> None:
+    """Whoever has sealed it: nothing outside the directory is opened, and nothing else raised."""
+    changed, words = LIES[lie]
+    known = unseal(Manifest, store.read(f"{NAME}/{MANIFEST_FILE}")).files
+    relabel(store, **changed(known))
+    found = verify.verify_checkpoint(store, NAME)
+    assert (found.outcome, words in found.reason) == (DAMAGED, True), found
+
+
+def test_a_directory_that_was_renamed_is_damage(store: LocalStore) -> None:
+    """The chain goes by names. Under a name that is no checkpoint's it is a copy, and fine."""
+    os.rename(store.path(NAME), store.path("step-00000020.1"))
+    found = verify.inspect(store, "step-00000020.1").verdict
+    assert (found.outcome, "step 10 and record 1" in found.reason) == (DAMAGED, True)
+    os.rename(store.path("step-00000020.1"), store.path("best"))
+    assert verify.verify_checkpoint(store, "best").outcome == OK
+
+
+def test_another_stores_checkpoint_is_none_of_this_one(store: LocalStore) -> None:
+    """Copied in by hand it would be taken for the job's own; in a directory of copies it is one."""
+    assert verify.inspect(store, NAME).verdict.outcome == OK
+    for store_id, outcome in (("s", OK), ("other", DAMAGED)):
+        store.put("store.json", seal(StoreIdentity(store_id, "team/job")))
+        found = verify.inspect(store, NAME).verdict
+        assert found.outcome == outcome, found
+    assert "written in another store (s), not in this one (other)" in found.reason
+    assert verify.inspect(store, NAME, foreign=True).verdict.outcome == OK
+
+
+def test_what_is_no_file_is_missing(store: LocalStore) -> None:
+    """A directory or a pipe under a shard's name: damaged at once, and nothing waits for the pipe."""
+    path = store.path(f"{NAME}/{SHARD}")
+    path.unlink()
+    path.mkdir()
+    assert verify.inspect(store, NAME).verdict == verify.damaged(f"{SHARD} is missing")
+    path.rmdir()
+    os.mkfifo(path)
+    assert verify.inspect(store, NAME).verdict == verify.damaged(f"{SHARD} is missing")
 
 
 def test_marker_says_the_same_with_and_without_torch(store: LocalStore) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +23,13 @@ from torch.distributed.checkpoint._traverse import set_element
 
 from resumable_training.checkpoint import verify
 from resumable_training.checkpoint.blocks import BlockDiffers, verified_stream
-from resumable_training.checkpoint.errors import DamagedCheckpoint, StorageUnavailable
+from resumable_training.checkpoint.catalog import Catalog
+from resumable_training.checkpoint.errors import DamagedCheckpoint, NotPlain, StorageUnavailable
 from resumable_training.checkpoint.export_plan import Kept, Shard
 from resumable_training.checkpoint.marker import load_real
 from resumable_training.checkpoint.store import Store
-from resumable_training.contract.marker import Marker, parse_marker
+from resumable_training.contract.manifest import MARKER_FILE
+from resumable_training.contract.marker import DamagedMarker, Marker, parse_marker
 
 INDEX_FILE = "model.safetensors.index.json"
 _TWIN_BYTES = 1 << 20  # smaller tensors are often alike by chance: zeros, ones
@@ -58,8 +61,7 @@ class Tensors:
         if looked.verdict.outcome == verify.DAMAGED:
             raise DamagedCheckpoint(name, looked.verdict.reason)
         self._store, self._name, self._manifest = store, name, looked.manifest
-        self.marker: Marker = parse_marker(looked.marker)
-        metadata = load_real(looked.marker)
+        self.marker, metadata = _understood(name, looked)
         described, paths = metadata.state_dict_metadata, metadata.planner_data or {}
         self.paths = {key: tuple(paths.get(key, tuple(key.split(".")))) for key in self.marker.shapes}
         self._dtypes: dict[str, torch.dtype] = {
@@ -72,7 +74,10 @@ class Tensors:
         """One tensor, on the CPU."""
         shape = self.marker.shapes[key]
         assert shape is not None
-        whole = torch.empty(shape, dtype=self._dtypes[key])
+        try:
+            whole = torch.empty(shape, dtype=self._dtypes[key])
+        except RuntimeError as error:  # what torch makes of too little memory
+            raise StorageUnavailable(f"{self._name}: no memory for {key} of shape {list(shape)}") from error
         for offsets, sizes in self.marker.chunks[key]:
             if not math.prod(sizes):
                 continue
@@ -92,7 +97,15 @@ class Tensors:
     def _load(self, key: str, offsets: tuple[int, ...] | None) -> Any:
         item = self.marker.items[key, offsets]
         data = self._bytes(item.file, item.offset, item.length)
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        try:
+            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            what = "a tensor" if offsets is not None else "a plain value"
+            raise NotPlain(
+                f"{key} of {self._name} is not {what} that can be read without running what is in it"
+            ) from error
+        except (RuntimeError, EOFError, ValueError, KeyError, TypeError) as error:  # of rubbish
+            raise DamagedCheckpoint(self._name, f"{item.file}: {key} can't be read: {error}") from error
 
     def _bytes(self, file: str, offset: int, length: int) -> bytes:
         path = f"{self._name}/{file}"
@@ -107,6 +120,24 @@ class Tensors:
             raise DamagedCheckpoint(
                 self._name, f"{file}: {verify.not_written(error.length, error.at)}"
             ) from error
+
+
+def _understood(name: str, looked: verify.Inspection) -> tuple[Marker, Any]:
+    """The marker, plain and as DCP's own object.
+
+    Raises:
+        DamagedCheckpoint: it contradicts itself, or the manifest.
+    """
+    try:
+        marker, metadata = parse_marker(looked.marker), load_real(looked.marker)
+        catalog = Catalog(metadata)
+    except DamagedMarker as error:
+        raise DamagedCheckpoint(name, f"{MARKER_FILE}: {error}") from error
+    problem = verify.structure_problem(marker)
+    told = problem.reason if problem else catalog.unvouched(looked.manifest) if looked.manifest else ""
+    if told:
+        raise DamagedCheckpoint(name, told)
+    return marker, metadata
 
 
 class _Twins:

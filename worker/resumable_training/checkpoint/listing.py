@@ -16,7 +16,7 @@ from resumable_training.checkpoint.documents import (
     read_records,
     unseal,
 )
-from resumable_training.checkpoint.errors import StoreNotFound
+from resumable_training.checkpoint.errors import StorageUnavailable, StoreNotFound
 from resumable_training.checkpoint.many import at_once
 from resumable_training.checkpoint.store import Store
 from resumable_training.checkpoint.verify import OK, Verdict
@@ -100,7 +100,7 @@ def list_checkpoints(store: Store, now: float, *, verify_bytes: bool = False) ->
     except DamagedDocument:
         pins = set(seen.complete)  # as retention does: who can't be asked may hold any of them
     newest_first = sorted((*seen.complete, *seen.incomplete), key=_age, reverse=True)
-    look = _Look(store, seen, pins, _proofs(seen), now, verify_bytes)
+    look = _Look(store, verify.store_id_of(store), seen, pins, _proofs(seen), now, verify_bytes)
     return at_once(lambda name: _describe(name, look), newest_first)
 
 
@@ -109,6 +109,7 @@ class _Look:
     """What all lines have in common. ``proofs``: when each checkpoint was last found whole by a resume."""
 
     store: Store
+    store_id: str
     seen: Survey
     pins: set[str]
     proofs: dict[str, float]
@@ -135,7 +136,7 @@ def _describe(name: str, look: _Look) -> CheckpointInfo:
     step, seq = parse_checkpoint_name(name) or (0, 0)
     record = seen.records.get(seq)
     complete, on_chain = name in seen.complete, seen.chain.contains(name)
-    manifest, size = _manifest(store, name) if complete else (None, 0)
+    manifest, size, problem = _manifest(look, name) if complete else (None, 0, "")
     verdict = verify.verify_checkpoint(store, name) if look.verify_bytes and complete else None
     made = manifest.created if manifest else 0.0
     if manifest is None:
@@ -156,30 +157,38 @@ def _describe(name: str, look: _Look) -> CheckpointInfo:
         on_chain=on_chain,
         pinned=name in look.pins,
         verdict=verdict,
-        why_not=_why_not(name, seen, manifest, verdict),
+        why_not=_why_not(name, seen, problem, verdict),
         verified_seconds=max(0.0, now - proved) if proved else None,
     )
 
 
-def _manifest(store: Store, name: str) -> tuple[Manifest | None, int]:
-    """And the bytes of all files. By the manifest: with many ranks a listing of each would take long."""
+def _manifest(look: _Look, name: str) -> tuple[Manifest | None, int, str]:
+    """And the bytes of all files, by the manifest: with many ranks a listing of each would take long.
+
+    Without one, why there is none that can be believed.
+    """
     try:
-        data = store.read(f"{name}/{MANIFEST_FILE}")
+        data = look.store.read(f"{name}/{MANIFEST_FILE}")
         manifest = unseal(Manifest, data)
     except (DamagedDocument, StoreNotFound):
-        return None, 0
-    return manifest, len(data) + sum(entry.bytes for entry in manifest.files.values())
+        return None, 0, f"damaged: {MANIFEST_FILE} is missing or not what was written"
+    except StorageUnavailable as error:  # of this one; the others are listed all the same
+        return None, 0, f"cannot tell: {error}"
+    lie = verify.contradiction(name, manifest, look.store_id)
+    if lie:
+        return None, 0, f"damaged: {MANIFEST_FILE}: {lie}"
+    return manifest, len(data) + sum(entry.bytes for entry in manifest.files.values()), ""
 
 
-def _why_not(name: str, seen: Survey, manifest: Manifest | None, verdict: Verdict | None) -> str:
+def _why_not(name: str, seen: Survey, problem: str, verdict: Verdict | None) -> str:
     if name in seen.incomplete:
         return "incomplete: it was never committed, or is being written or deleted"
     if not seen.records:
         return "a copy: without records no job resumes it, unless its resumeFrom names it"
     if not seen.chain.contains(name):
         return f"off the chain: {_branched(name, seen)}"
-    if manifest is None:
-        return f"damaged: {MANIFEST_FILE} is missing or not what was written"
+    if problem:
+        return problem
     if verdict and verdict.outcome != OK:
         return f"{verdict.outcome.replace('_', ' ')}: {verdict.reason}"
     return ""

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from resumable_training.checkpoint.errors import (
     CheckpointError,
@@ -26,6 +26,7 @@ from resumable_training.checkpoint.errors import (
     StoreNotFound,
 )
 from resumable_training.checkpoint.store import Advice, Entry
+from resumable_training.contract.manifest import parse_checkpoint_name
 
 TEMPORARY_PREFIX = ".tmp-"
 LOCAL_SECONDS = 1.0
@@ -101,19 +102,34 @@ class LocalStore:
             status = os.stat(self.path(directory) / name)
         except FileNotFoundError:  # gone since the listing
             return []
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            return []  # a link that leads to itself
+        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+            return []  # to open a pipe would wait for ever
         return [Entry(name, status.st_size, status.st_mtime, stat.S_ISDIR(status.st_mode))]
 
     def size(self, name: str) -> int | None:
         with _wrapped(name):
             try:
-                return os.stat(self.path(name)).st_size
+                status = os.stat(self.path(name))
             except FileNotFoundError:
                 return None
+            return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         with _wrapped(name), self.path(name).open("rb") as stream:
             stream.seek(offset)
             return stream.read(-1 if length is None else length)
+
+    def read_into(self, name: str, offset: int, place: memoryview) -> int:
+        done = 0
+        with _wrapped(name), self.path(name).open("rb", buffering=0) as stream:
+            stream.seek(offset)
+            while done < len(place) and (count := stream.readinto(place[done:])):
+                done += count
+        return done
 
     def create(self, name: str, data: bytes) -> None:
         target = self.path(name)
@@ -152,10 +168,13 @@ class LocalStore:
             sync_directory(self.path(name).parent)
 
     def delete(self, name: str) -> None:
+        path = self.path(name)
         with _wrapped(name):
+            if parse_checkpoint_name(path.parent.name) and path.parent.is_symlink():
+                return  # somebody keeps that checkpoint elsewhere: only the link is ours, and goes as a whole
             try:
-                self.path(name).unlink()
-                sync_directory(self.path(name).parent)
+                path.unlink()
+                sync_directory(path.parent)
             except FileNotFoundError:
                 return
 
@@ -163,9 +182,13 @@ class LocalStore:
         if not name:
             raise ValueError("the root of a store is never deleted")
         with _wrapped(name):
+            path = self.path(name)
             try:
-                shutil.rmtree(self.path(name))
-                sync_directory(self.path(name).parent)
+                if path.is_symlink():
+                    path.unlink()  # what it leads to is not ours
+                else:
+                    shutil.rmtree(path, onerror=_unless_gone)
+                sync_directory(path.parent)
             except FileNotFoundError:
                 return
 
@@ -197,6 +220,12 @@ class LocalStore:
     def open_read(self, name: str) -> Iterator[BinaryIO]:
         with _wrapped(name), self.path(name).open("rb") as stream:
             yield cast(BinaryIO, stream)
+
+
+def _unless_gone(_function: object, _path: object, failure: tuple[Any, BaseException, Any]) -> None:
+    """Somebody else may be deleting the same directory: what is gone is no reason to leave the rest."""
+    if not isinstance(failure[1], FileNotFoundError):
+        raise failure[1]
 
 
 def create_exclusively(path: Path, data: bytes) -> None:
@@ -249,8 +278,8 @@ def _wrapped(name: str) -> Iterator[None]:
         yield
     except CheckpointError:
         raise
-    except FileNotFoundError as error:
-        raise StoreNotFound(f"{name} does not exist") from error
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise StoreNotFound(f"{name} does not exist, or is no file") from error
     except FileExistsError as error:
         raise StoreExists(f"{name} exists already") from error
     except OSError as error:

@@ -21,14 +21,19 @@ from resumable_training.contract.manifest import (
     HASH_ALGORITHM,
     MANIFEST_FILE,
     MARKER_FILE,
+    STORE_FILE,
     FileEntry,
     Manifest,
+    StoreIdentity,
+    parse_checkpoint_name,
 )
-from resumable_training.contract.marker import DamagedMarker, Marker, parse_marker
+from resumable_training.contract.marker import DamagedMarker, Marker, parse_marker, plain_name
 
 OK = "ok"
 DAMAGED = "damaged"
 CANNOT_TELL = "cannot_tell"
+LARGEST_BLOCK = 1 << 30  # a reader holds several of them
+LARGEST_NUMBER = (1 << 63) - 1
 
 Block = tuple[str, int]  # file, first byte of the block in it
 
@@ -132,24 +137,56 @@ def _inspect(store: Store, name: str, foreign: bool) -> Inspection:
         return Inspection(damaged(f"{MANIFEST_FILE}: {error}"), marker)
     if manifest.algorithm != HASH_ALGORITHM:
         return Inspection(cannot_tell(f"unknown hash algorithm {manifest.algorithm}"), marker, manifest)
-    contradiction = _contradiction(manifest)
-    if contradiction:
-        return Inspection(damaged(f"{MANIFEST_FILE}: {contradiction}"), marker, manifest)
+    store_id = "" if foreign or parse_checkpoint_name(name) is None else store_id_of(store)
+    lie = contradiction(name, manifest, store_id)
+    if lie:
+        return Inspection(damaged(f"{MANIFEST_FILE}: {lie}"), marker, manifest)
     if manifest.files.get(MARKER_FILE) != hash_bytes(marker, manifest.block_bytes):
         return Inspection(damaged(f"{MARKER_FILE} is not the one that was committed"), marker, manifest)
     sizes = {file: entry.bytes for file, entry in manifest.files.items()}
     return Inspection(_verify_sizes(store, name, sizes, exact=True), marker, manifest)
 
 
-def _contradiction(manifest: Manifest) -> str:
-    """What in a manifest can't be true, whoever has sealed it; or ""."""
-    if manifest.block_bytes <= 0:
+def contradiction(name: str, manifest: Manifest, store_id: str) -> str:
+    """What in a manifest can't be true of the checkpoint of that name, whoever has sealed it; or "". Pure.
+
+    The chain goes by names: a directory that somebody has renamed, or copied out of another job's store,
+    would be taken for a checkpoint of this job.
+
+    Args:
+        store_id: of the store that it lies in; empty: of none, or one that may hold anybody's.
+    """
+    numbers = (manifest.step, manifest.samples, manifest.world_size, manifest.record, manifest.attempt)
+    if not all(0 <= number <= LARGEST_NUMBER for number in numbers) or not 0 <= manifest.created < 1e11:
+        return "its numbers can't be"
+    named = parse_checkpoint_name(name.rpartition("/")[2])
+    if named is not None and named != (manifest.step, manifest.record):
+        return f"it is of step {manifest.step} and record {manifest.record}, under another name"
+    if store_id and manifest.store_id != store_id:
+        return f"it was written in another store ({manifest.store_id}), not in this one ({store_id})"
+    return _impossible_files(manifest)
+
+
+def _impossible_files(manifest: Manifest) -> str:
+    if not 0 < manifest.block_bytes <= LARGEST_BLOCK:
         return f"blocks of {manifest.block_bytes} bytes"
     for file, entry in sorted(manifest.files.items()):
+        if not plain_name(file):
+            return f"it names a file outside the checkpoint: {file!r}"
         blocks = -(-entry.bytes // manifest.block_bytes)
-        if entry.bytes < 0 or len(entry.blocks) != blocks:
+        if not 0 <= entry.bytes <= LARGEST_NUMBER:
+            return f"the size of {file} can't be"
+        if len(entry.blocks) != blocks:
             return f"{len(entry.blocks)} hashes for the {blocks} blocks of {file}"
     return ""
+
+
+def store_id_of(store: Store) -> str:
+    """Of a job's store; empty: it is a directory of copies, or its identity is damaged (see ``identity``)."""
+    try:
+        return unseal(StoreIdentity, store.read(STORE_FILE)).store_id
+    except (StoreNotFound, DamagedDocument):
+        return ""
 
 
 def _verify_structure(store: Store, name: str, data: bytes) -> Verdict:
@@ -228,12 +265,25 @@ def read_block(store: Store, name: str, place: Place) -> tuple[bytes, Verdict]:
         data = store.read(f"{name}/{place.file}", place.at, place.length)
     except CheckpointError as error:  # also a file that this machine does not see: others may
         return b"", cannot_tell(error)
-    if len(data) != place.length:  # its size was right a moment ago
-        return b"", cannot_tell(f"{place.file}: {len(data)} bytes came from {place.at} on")
+    verdict = _judged(place, data, len(data))
+    return data if verdict.outcome == OK else b"", verdict
+
+
+def read_block_into(store: Store, name: str, place: Place, where: memoryview) -> Verdict:
+    """As ``read_block``, into memory that is there, as long as the block."""
+    try:
+        return _judged(place, where, store.read_into(f"{name}/{place.file}", place.at, where))
+    except CheckpointError as error:
+        return cannot_tell(error)
+
+
+def _judged(place: Place, data: bytes | memoryview, came: int) -> Verdict:
+    if came != place.length:  # its size was right a moment ago
+        return cannot_tell(f"{place.file}: {came} bytes came from {place.at} on")
     if place.hash and xxhash.xxh3_128_hexdigest(data) != place.hash:
-        reason = f"{place.file}: {not_written(len(data), place.at)}"
-        return b"", Verdict(DAMAGED, reason, (place.file, place.at))
-    return data, Verdict(OK)
+        reason = f"{place.file}: {not_written(came, place.at)}"
+        return Verdict(DAMAGED, reason, (place.file, place.at))
+    return Verdict(OK)
 
 
 def verify_whole_files(store: Store, name: str, manifest: Manifest) -> Verdict:

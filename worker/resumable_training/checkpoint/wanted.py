@@ -12,8 +12,10 @@ from typing import Protocol
 from resumable_training.checkpoint.errors import NoResumePoint
 from resumable_training.contract.manifest import parse_checkpoint_name
 
-_AGAIN = re.compile(r"#\d+")
+_AGAIN = re.compile(r"#[0-9]{1,9}")
+_STEP = re.compile(r"[0-9]{1,18}")
 _MOST_NAMED = 12
+_LONGEST = 100  # of what was asked for, in a message
 
 
 class Names(Protocol):
@@ -53,7 +55,7 @@ def is_own(text: str) -> bool:
 
 
 def is_step(text: str) -> bool:
-    return text.isascii() and text.isdigit()
+    return _STEP.fullmatch(text) is not None
 
 
 def find(seen: Names, text: str) -> str:
@@ -71,7 +73,8 @@ def find(seen: Names, text: str) -> str:
     if text in seen.incomplete:
         raise NoResumePoint(f"{text} is incomplete: it was never committed. {choices(seen)}")
     what = "is not there" if parse_checkpoint_name(text) else "is neither a step nor a checkpoint's name"
-    raise NoResumePoint(f"{text} {what}. {choices(seen)}")
+    shown = text if text and text.isprintable() and len(text) < _LONGEST else repr(text[:_LONGEST])
+    raise NoResumePoint(f"{shown} {what}. {choices(seen)}")
 
 
 def _of_step(seen: Names, step: int) -> str:

@@ -26,8 +26,8 @@ MARKER_FILE = ".metadata"
 HASH_ALGORITHM = "xxh3_128"
 BLOCK_BYTES = 8 * 1024 * 1024
 
-_CHECKPOINT = re.compile(r"step-(\d{8,})\.(\d+)")
-_RECORD = re.compile(r"(\d{8,})\.json")
+_CHECKPOINT = re.compile(r"step-([0-9]{8,18})\.([0-9]{1,18})")  # numbers that fit everywhere
+_RECORD = re.compile(r"([0-9]{8,18})\.json")
 
 
 def checkpoint_name(step: int, record: int) -> str:
@@ -36,9 +36,13 @@ def checkpoint_name(step: int, record: int) -> str:
 
 
 def parse_checkpoint_name(name: str) -> Optional[Tuple[int, int]]:
-    """(step, record), or None for any other name: ``step-00000100.7.tmp`` is not a checkpoint."""
+    """(step, record), or None for any other name: ``step-00000100.7.tmp`` is not a checkpoint.
+
+    There is one name for each: ``step-000000100.7`` is another program's.
+    """
     match = _CHECKPOINT.fullmatch(name)
-    return (int(match[1]), int(match[2])) if match else None
+    parsed = (int(match[1]), int(match[2])) if match else None
+    return parsed if parsed and checkpoint_name(*parsed) == name else None
 
 
 def record_name(seq: int) -> str:
@@ -48,7 +52,7 @@ def record_name(seq: int) -> str:
 
 def parse_record_name(name: str) -> Optional[int]:
     match = _RECORD.fullmatch(name)
-    return int(match[1]) if match else None
+    return int(match[1]) if match and record_name(int(match[1])) == name else None
 
 
 @dataclass(frozen=True)

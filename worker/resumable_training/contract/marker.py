@@ -12,7 +12,7 @@ import io
 import math
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,8 @@ _PATH_MODULES = {"pathlib", "pathlib._local"}
 _DTYPE = re.compile(
     r"(q?u?int|float|bfloat|complex|bits)\d+(_[a-z0-9]+|x\d+)*|bool|half|double|float|long|int|short"
 )
+
+Numbers = tuple[int, ...]
 
 
 class DamagedMarker(ValueError):
@@ -132,7 +134,7 @@ class Marker:
 
     def outside(self) -> str | None:
         """The first named file that does not lie in the checkpoint's own directory, or None."""
-        return next((file for file in self.needed_bytes() if not _plain_name(file)), None)
+        return next((file for file in self.needed_bytes() if not plain_name(file)), None)
 
     def gap(self) -> str | None:
         """The first thing that is declared but not stored (a writer's error was swallowed), or None."""
@@ -140,7 +142,7 @@ class Marker:
             places: list[tuple[int, ...] | None] = [None]
             if shape is not None:
                 places = [offsets for offsets, _ in self.chunks[key]]
-                if sum(math.prod(sizes) for _, sizes in self.chunks[key]) != math.prod(shape):
+                if not _makes_up(shape, self.chunks[key]):
                     return f"{key}: its pieces do not make up its shape {list(shape)}"
             for place in places:
                 if (key, place) not in self.items:
@@ -171,8 +173,51 @@ def parse_marker(data: bytes) -> Marker:
     return Marker(shapes, chunks, items, dtypes)
 
 
-def _plain_name(file: str) -> bool:
-    return bool(file) and not any(part in ("", ".", "..") for part in file.split("/"))
+def _makes_up(shape: Numbers, chunks: Sequence[tuple[Numbers, Numbers]]) -> bool:
+    """Whether boxes (offsets, sizes) cover a tensor, each element once.
+
+    They do if they lie in it, are as large as it together, and no two of them overlap.
+    """
+    filled = [box for box in chunks if 0 not in box[1]]
+    for offsets, sizes in filled:
+        if not len(offsets) == len(sizes) == len(shape):
+            return False
+        if any(at < 0 or size < 0 or at + size > end for at, size, end in zip(offsets, sizes, shape)):
+            return False
+    if sum(math.prod(sizes) for _, sizes in filled) != math.prod(shape):
+        return False
+    return _is_grid(len(shape), filled) or not _overlap(filled)
+
+
+def _is_grid(axes: int, boxes: Sequence[tuple[Numbers, Numbers]]) -> bool:
+    """Whether they are different cells of one grid, as sharding makes them: then they do not overlap."""
+    for axis in range(axes):
+        end = 0
+        for begin, after in sorted(
+            {(offsets[axis], offsets[axis] + sizes[axis]) for offsets, sizes in boxes}
+        ):
+            if begin < end:
+                return False
+            end = after
+    return len({offsets for offsets, _ in boxes}) == len(boxes)
+
+
+def _overlap(boxes: Sequence[tuple[Numbers, Numbers]]) -> bool:
+    boxes = sorted(boxes)
+    for number, (offsets, sizes) in enumerate(boxes):
+        for others, other_sizes in boxes[number + 1 :]:
+            if others and others[0] >= offsets[0] + sizes[0]:
+                break
+            if all(a < b + n and b < a + m for a, m, b, n in zip(offsets, sizes, others, other_sizes)):
+                return True
+    return False
+
+
+def plain_name(file: str) -> bool:
+    """Whether that can be a file of a checkpoint: below its own directory, and a name at all."""
+    if "\0" in file or any("\ud800" <= letter <= "\udfff" for letter in file):
+        return False
+    return all(part not in ("", ".", "..") for part in file.split("/"))
 
 
 def _place(index: Any) -> tuple[str, tuple[int, ...] | None]:
