@@ -5,12 +5,12 @@ Credentials and endpoint come from the environment, as they do for the job that 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from resumable_operator.cli.directory_store import keeping_of
+from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.rundir import RunDir, is_run
 from resumable_operator.cli.store_source import Keeping, Opened, StoreSource, store_errors
 from resumable_operator.decide.assign import store_root
@@ -25,7 +25,7 @@ class BucketStore(StoreSource):
     """Of an URL.
 
     Args:
-        environment: variables that the job sets for itself, above those of this process.
+        environment: variables ``AWS_...``, above those of this process.
         keeping: what the job keeps, where it is known.
     """
 
@@ -33,7 +33,7 @@ class BucketStore(StoreSource):
         self, url: str, environment: Mapping[str, str] | None = None, keeping: Keeping | None = None
     ) -> None:
         self._url = url
-        self._environment = environment or {}
+        self._environment = environment
         self._keeping = keeping or Keeping()
 
     @property
@@ -42,10 +42,10 @@ class BucketStore(StoreSource):
 
     @contextmanager
     def opened(self) -> Iterator[Opened]:
-        with _environment(self._environment), store_errors():
-            store = open_store(self._url)
+        with store_errors():
+            store = open_store(self._url, self._environment)
             if store.size(MARKER_FILE) is not None:
-                above, name = open_checkpoint(self._url)
+                above, name = open_checkpoint(self._url, self._environment)
                 yield Opened(above, list, name)
             else:
                 yield Opened(store, lambda: foreign_prefixes(store))
@@ -67,27 +67,47 @@ def foreign_prefixes(store: Store) -> list[str]:
     return [name for _, name in sorted(found, reverse=True)]
 
 
-def bucket_of_run(directory: Path) -> BucketStore | None:
-    """The store of the run in that directory, if it is in object storage."""
+def bucket_of_run(directory: Path, environment: Mapping[str, str] | None = None) -> BucketStore | None:
+    """The store of the run in that directory, if it is in object storage.
+
+    Args:
+        environment: variables ``AWS_...``, in place of those that the job sets for itself.
+    """
     spec = RunDir(directory).spec() if is_run(directory) else None
     if spec is None or spec.checkpoint.s3 is None:
         return None
     own = spec.worker_container().get("env") or ()
     given = {str(entry.get("name")): str(entry.get("value") or "") for entry in own}
-    environment = {name: value for name, value in given.items() if name.startswith(PREFIX)}
+    if environment is None:
+        environment = {name: value for name, value in given.items() if name.startswith(PREFIX)}
     return BucketStore(store_root(spec.checkpoint), environment, keeping_of(spec))
 
 
-@contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """With these variables, which the client reads whenever it is made."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+def sides(
+    variables: MutableMapping[str, str], source: str | None, target: str | None
+) -> tuple[dict[str, str] | None, dict[str, str] | None]:
+    """What source and target of a copy are reached with, where each has variables of its own.
+
+    A prefix is put in front of the names, as by ``envFrom.prefix`` of a container: with ``OLD_`` the source's
+    key is ``OLD_AWS_ACCESS_KEY_ID``. A side without a prefix has the plain names. These are taken out of
+    ``variables`` (those of this process), or a client would mix them with the other's.
+
+    Raises:
+        UsageProblem: there is no variable with that prefix.
+    """
+    if source is None and target is None:
+        return None, None
+    found = _with_prefix(variables, "--source-env", source), _with_prefix(variables, "--target-env", target)
+    for name in [name for name in variables if name.startswith(PREFIX)]:
+        del variables[name]
+    return found
+
+
+def _with_prefix(variables: Mapping[str, str], option: str, prefix: str | None) -> dict[str, str]:
+    begin = f"{prefix or ''}{PREFIX}"
+    found = {
+        name.removeprefix(prefix or ""): value for name, value in variables.items() if name.startswith(begin)
+    }
+    if prefix is not None and not found:
+        raise UsageProblem(f"{option} {prefix}: no variable {begin}... is set, such as {begin}ACCESS_KEY_ID")
+    return found

@@ -5,6 +5,9 @@ A file for each kind of command beside this one; only ``export`` loads torch, wh
 
 from __future__ import annotations
 
+import errno
+from typing import Any
+
 import click
 
 from resumable_operator.cli.checkpoints_copy import copy_command
@@ -15,8 +18,11 @@ from resumable_operator.cli.checkpoints_pins import pin_command, pins_command, u
 from resumable_operator.cli.checkpoints_prune import prune_command
 from resumable_operator.cli.checkpoints_rollback import rollback_command
 from resumable_operator.cli.checkpoints_show import show_command
+from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.place import by_kubectl
+from resumable_operator.errors import RetryableError
 
+_LONGEST_PATH = 200  # of it in a message
 _EXAMPLES = """\b
 Examples:
   rtj checkpoints list runs/gpt                          what can be resumed from, and why not
@@ -34,6 +40,17 @@ class CheckpointsGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """What the system says of a path that was given, or of one below it, is told in a line."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # whoever read our output has had enough
+            raise
+        except OSError as error:
+            text = f"{str(error.filename or 'the store')[:_LONGEST_PATH]}: {error.strerror or error}"
+            kind = UsageProblem if error.errno == errno.ENAMETOOLONG else RetryableError
+            raise kind(text) from error
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if not by_kubectl(ctx):

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
+from resumable_operator.cli.bucket_store import bucket_of_run, sides
 from resumable_operator.cli.checkpoints_common import STEP
-from resumable_operator.cli.checkpoints_reading import Reading, opened_here, reading
-from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.cli.checkpoints_reading import Reading, opened_here, pinned, reading
+from resumable_operator.cli.exitcodes import DamagedFound, UsageProblem
 from resumable_operator.cli.place import Place, PlacedCommand, cluster_options
 from resumable_operator.cli.progress import bytes_bar
 from resumable_operator.cli.rundir import is_run
+from resumable_operator.cli.store_source import store_errors
 from resumable_operator.cli.units import byte_size
 from resumable_operator.words import counted
 from resumable_training.checkpoint.copying import THREADS, Copied, Moved, copy_checkpoint, copy_store
@@ -23,7 +26,10 @@ from resumable_training.checkpoint.listing import list_checkpoints
 from resumable_training.checkpoint.store import Store
 from resumable_training.checkpoint.stores import is_url, open_store
 from resumable_training.contract.codec import to_plain
+from resumable_training.contract.manifest import MARKER_FILE, parse_checkpoint_name
 
+_MOST_NAMED = 5
+HOLDER = "rtj checkpoints copy"  # of the pins that it has meanwhile
 CLUSTER_HELP = """Copy a checkpoint of JOB: says how to reach it from this machine."""
 _EXAMPLES = """\b
 Examples:
@@ -31,6 +37,8 @@ Examples:
   rtj checkpoints copy runs/gpt s3://models/kept --step 1200
   rtj checkpoints copy s3://models/gpt/step-00001200.7 .
   rtj checkpoints copy s3://old/gpt s3://new/gpt --all          a job moves to another bucket
+  rtj checkpoints copy s3://old/gpt s3://new/gpt --source-env OLD_
+                                                two services: OLD_AWS_ENDPOINT_URL, AWS_ENDPOINT_URL, ...
 
 Cut off, the same command line goes on. Another job starts from a copy with
 resumeFrom: s3://models/kept/step-00001200.7
@@ -52,6 +60,9 @@ resumeFrom: s3://models/kept/step-00001200.7
 @click.option("--jobs", type=click.IntRange(min=1, max=256), default=THREADS, show_default=True,
               help="Files to copy at a time.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--source-env", metavar="PREFIX", help="Reach the source's bucket with the variables"
+              " PREFIXAWS_... instead of AWS_....")  # fmt: skip
+@click.option("--target-env", metavar="PREFIX", help="The same for the target's.")
 @cluster_options
 def copy_command(
     source: str,
@@ -60,47 +71,77 @@ def copy_command(
     everything: bool,
     jobs: int,
     as_json: bool,
+    source_env: str | None,
+    target_env: str | None,
     place: Place,
 ) -> None:
     """Copy a checkpoint into the directory or bucket DIR|URL, under its own name.
 
     Each file is compared with the manifest as it passes, and the marker comes last: a copy that was cut off
-    is no checkpoint, and the same command goes on with it. Both stores are reached with the same credentials
-    (AWS_...). With --all the copy can take the place of the store: point the suspended job at it.
+    is no checkpoint, and the same command goes on with it. Buckets are reached with AWS_ACCESS_KEY_ID,
+    AWS_ENDPOINT_URL and so on, or each with its own: with --source-env OLD_ the source's are those in
+    OLD_AWS_ACCESS_KEY_ID, OLD_AWS_ENDPOINT_URL and so on. With --all the copy can take the place of the
+    store: point the suspended job at it.
     """
     if everything and which is not None:
         raise UsageProblem("give --step or --all")
-    if not is_url(target) and is_run(Path(target)):
-        raise UsageProblem(f"{target} is a run directory: copy to a place beside it")
+    _require_place(target)
+    if target_env is not None and not is_url(target):
+        raise UsageProblem(f"--target-env is for buckets, and {target} is a directory")
+    if source_env is not None and not is_url(source) and bucket_of_run(Path(source)) is None:
+        raise UsageProblem(f"--source-env is for buckets, and {source} is none")
+    source_has, target_has = sides(os.environ, source_env, target_env)
+    with store_errors():
+        into = open_store(target, target_has)
     if everything:
-        moved = _copy_all(source, target, place, jobs, as_json)
+        with opened_here(source, place, source_has) as found:
+            if found.only is not None:
+                raise UsageProblem(f"{source} is one checkpoint: leave out --all")
+            tell = _nothing if as_json else (lambda copied: click.echo(_told(copied, target)))
+            moved = _copy_all(found.store, into, jobs, tell)
         click.echo(json.dumps(to_plain(moved), indent=2) if as_json else _told_all(moved, target))
+        if moved.damaged:
+            raise DamagedFound(_left_out(moved, target))
         return
-    with reading(source, which, place, "rtj checkpoints copy") as one:
-        copied = _copy_one(one, target, jobs)
+    with reading(source, which, place, HOLDER, source_has) as one:
+        copied = _copy_one(one, into, jobs)
     click.echo(json.dumps(to_plain(copied), indent=2) if as_json else _told(copied, target))
 
 
-def _copy_one(one: Reading, target: str, jobs: int) -> Copied:
+def _require_place(target: str) -> None:
+    """That copies may lie there, as far as its name tells."""
+    if not target:
+        raise UsageProblem("the place to copy to is empty: give a directory or a bucket")
+    if is_url(target):
+        return
+    if is_run(Path(target)):
+        raise UsageProblem(f"{target} is a run directory: copy to a place beside it")
+    if (Path(target) / MARKER_FILE).is_file():
+        raise UsageProblem(f"{target} is a checkpoint itself: give the directory that is to hold the copy")
+
+
+def _copy_one(one: Reading, target: Store, jobs: int) -> Copied:
     size = sum(entry.bytes for entry in one.store.entries(one.name))
     with bytes_bar(f"copying {one.name}", size) as advance, _clashes():
         return copy_checkpoint(
-            one.store, one.name, open_store(target), foreign=one.foreign, advance=advance, threads=jobs
+            one.store, one.name, target, foreign=one.foreign, advance=advance, threads=jobs
         )
 
 
-def _copy_all(source: str, target: str, place: Place, jobs: int, quiet: bool) -> Moved:
-    with opened_here(source, place) as found:
-        if found.only is not None:
-            raise UsageProblem(f"{source} is one checkpoint: leave out --all")
-        with bytes_bar("copying", _bytes_on_chain(found.store)) as advance, _clashes():
-            return copy_store(
-                found.store,
-                open_store(target),
-                tell=lambda copied: None if quiet else click.echo(_told(copied, target)),
-                advance=advance,
-                threads=jobs,
-            )
+def _copy_all(source: Store, target: Store, jobs: int, tell: Callable[[Copied], None]) -> Moved:
+    with bytes_bar("copying", _bytes_on_chain(source)) as advance, _clashes():
+        return copy_store(
+            source,
+            target,
+            tell=tell,
+            advance=advance,
+            threads=jobs,
+            hold=lambda name: pinned(source, name, HOLDER),
+        )
+
+
+def _nothing(copied: Copied) -> None:
+    """JSON comes at the end, as a whole."""
 
 
 def _bytes_on_chain(store: Store) -> int:
@@ -124,5 +165,26 @@ def _told(copied: Copied, target: str) -> str:
 def _told_all(moved: Moved, target: str) -> str:
     return (
         f"{target} can take the place of the store of {moved.owner}: {counted(moved.records, 'record')},"
-        f" {counted(len(moved.checkpoints), 'checkpoint')}"
+        f" {counted(len(moved.checkpoints), 'checkpoint')}{_left_behind(moved)}"
     )
+
+
+def _left_behind(moved: Moved) -> str:
+    if not moved.off_chain:
+        return ""
+    named = ", ".join(moved.off_chain[:_MOST_NAMED]) + (", ..." if len(moved.off_chain) > _MOST_NAMED else "")
+    return f". Off the chain, and left behind: {named} (copy one by --step NAME)"
+
+
+def _left_out(moved: Moved, target: str) -> str:
+    """What is damaged, and what to do where it is the one that the job would go on from."""
+    told = "; ".join(f"{name} is damaged: {why} (left out)" for name, why in moved.damaged.items())
+    newest = moved.checkpoints[0].checkpoint if moved.checkpoints else ""
+    if not newest or _age(newest) > max(map(_age, moved.damaged)):
+        return told
+    return f"{told}. Before the job goes on there: rtj checkpoints rollback {target} --to {newest} --yes"
+
+
+def _age(name: str) -> tuple[int, int]:
+    step, record = parse_checkpoint_name(name) or (0, 0)
+    return record, step

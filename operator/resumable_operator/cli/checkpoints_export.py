@@ -111,27 +111,35 @@ def export_command(
     pinned meanwhile, and OUT appears when it is whole; it is never overwritten. Tensors of one output file
     are in memory at a time. Needs torch and safetensors.
     """
-    if out.exists():
+    if os.path.lexists(out):
         raise UsageProblem(f"{out} is there already, and is not overwritten")
     if with_optimizer and kind != TORCH:
         raise UsageProblem("safetensors hold tensors alone: with --with-optimizer give --format torch")
-    names = Names(modules, strip, prefix, drop)
+    names, most = Names(modules, strip, prefix, drop), _size(size) if kind == SAFETENSORS else None
     with reading(source, which, place, "rtj checkpoints export") as one:
         content = read_content(one.store, one.name, foreign=one.foreign)
-        planned = _plan(content, names, dtype, size if kind == SAFETENSORS else None, with_optimizer)
+        planned = _plan(content, names, dtype, most, with_optimizer)
         _require_space(out, planned.bytes)
         done = _write(one, planned, out, kind)
     told = {"checkpoint": one.location, "out": str(out), **to_plain(done)}
     click.echo(json.dumps(told, indent=2) if as_json else _told(done, one, out))
 
 
-def _plan(content: Content, names: Names, dtype: str | None, size: str | None, optimizers: bool) -> Plan:
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ExportRefused as error:
+        raise UsageProblem(f"--max-shard-size: {error}") from error
+
+
+def _plan(content: Content, names: Names, dtype: str | None, most: int | None, optimizers: bool) -> Plan:
+    """``most``: bytes of each file; None: all in one."""
     wanted = DTYPES[dtype] if dtype else None
     try:
         kept = select(content, names, wanted)
-        most = parse_size(size) if size is not None else sum(one.bytes for one in kept) + 1
     except ExportRefused as error:
         raise UsageProblem(str(error)) from error
+    most = most or sum(one.bytes for one in kept) + 1
     taken = {group.name for group in content.groups if optimizers and group.kind == "optimizer"}
     others = [value for value in content.values if group_name(value.key) in taken]
     return Plan(
@@ -183,7 +191,7 @@ def _appearing(out: Path, kind: str) -> Iterator[Path]:
         try:
             yield place
             _sync(place)
-            if out.exists():
+            if os.path.lexists(out):
                 raise UsageProblem(f"{out} has come to be meanwhile, and is not overwritten")
             os.rename(place, out)
         except OSError as error:

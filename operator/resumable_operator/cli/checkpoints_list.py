@@ -13,7 +13,7 @@ from rich.text import Text
 
 from resumable_operator.cli import exitcodes
 from resumable_operator.cli.checkpoints_common import store_options
-from resumable_operator.cli.output import make_console
+from resumable_operator.cli.output import make_console, printable
 from resumable_operator.cli.place import Place, PlacedCommand, checkpoints_at
 from resumable_operator.cli.source import Checked, Listing
 from resumable_operator.cli.units import byte_size, duration
@@ -105,8 +105,8 @@ def _verdict_line(checked: Checked) -> Text:
     word = verdict.outcome.replace("_", " ")
     if verdict.outcome == OK and checked.foreign:
         word = "ok (structure only: it has no manifest)"
-    line = Text.assemble(f"{checked.name}  ", (word, style))
-    return line + Text(f": {verdict.reason}" if verdict.reason else "")
+    line = Text.assemble(f"{printable(checked.name)}  ", (word, style))
+    return line + Text(f": {printable(verdict.reason)}" if verdict.reason else "")
 
 
 def _exit_code(results: list[Checked]) -> int:
@@ -123,7 +123,7 @@ def _print_list(listing: Listing, title: str, console: Console) -> None:
     if listing.ours:
         console.print(_table(listing.ours, console.width))
     for name in listing.others:
-        line = Text(f"{name}  (another program's; `checkpoints verify` checks its structure)")
+        line = Text(f"{printable(name)}  (another program's; `checkpoints verify` checks its structure)")
         if name == listing.offered:
             line.append("  next resume point", style="bold green")
         console.print(line, soft_wrap=True)

@@ -13,15 +13,17 @@ import click
 
 from resumable_operator.cli.checkpoints_common import store_options
 from resumable_operator.cli.exitcodes import UsageProblem
-from resumable_operator.cli.output import make_console
+from resumable_operator.cli.output import make_console, printable
 from resumable_operator.cli.place import Place, PlacedCommand, checkpoints_at
 from resumable_operator.cli.source import Held
 from resumable_operator.cli.units import duration
 from resumable_training.contract.codec import to_plain
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_LENGTH = re.compile(r"(\d{1,9})([smhd])")
-_MOMENT = re.compile(r"@(\d{1,12})")
+_LENGTH = re.compile(r"([0-9]{1,9})([smhd])")
+_MOMENT = re.compile(r"@([0-9]{1,12})")
+LONGEST_HOLDER = 200
+_CENTURY = 100 * 365.25 * 86400
 DEFAULT_UNTIL = "7d"
 
 _PIN_CLUSTER_HELP = """Hold a checkpoint of JOB, so that neither retention nor prune deletes it."""
@@ -66,6 +68,17 @@ def _me() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
+def _fit(holder: str) -> str:
+    """Raises UsageProblem for what nobody could read in a list."""
+    if len(holder) > LONGEST_HOLDER or not holder.isprintable():
+        raise UsageProblem(f"--holder: give at most {LONGEST_HOLDER} letters that can be printed")
+    return holder
+
+
+def _length(seconds: float) -> str:
+    return duration(seconds) if seconds < _CENTURY else "more than 100 years"
+
+
 @click.command(
     "pin",
     cls=PlacedCommand,
@@ -94,13 +107,13 @@ def pin_command(
     `resumable_training.checkpoint.pins.held`.
     """
     now = time.time()
-    at, holder = until(text, now), holder or _me()
+    at, holder = until(text, now), _fit(holder or _me())
     with checkpoints_at(directory, place, image, time_limit) as store:
         name = store.pin(which, holder, at)
     if as_json:
         click.echo(json.dumps({"checkpoint": name, "holder": holder}, indent=2))
     else:
-        click.echo(f"{name} is held by {holder} for {duration(at - now)}")
+        click.echo(f"{name} is held by {holder} for {_length(at - now)}")
 
 
 @click.command("unpin", cls=PlacedCommand, cluster_help=_UNPIN_CLUSTER_HELP, short_help="Give a pin back.")
@@ -135,7 +148,7 @@ def unpin_command(
         click.echo(json.dumps([to_plain(one) for one in gone], indent=2))
         return
     for one in gone:
-        click.echo(f"{one.checkpoint or one.file} is no longer held by {one.holder or 'anybody'}")
+        click.echo(f"{one.checkpoint or one.file} is no longer held by {printable(one.holder or 'anybody')}")
 
 
 @click.command(
@@ -159,8 +172,9 @@ def pins_command(
 
 
 def _line(one: Held) -> str:
+    holder = printable(one.holder or "somebody")
     if one.checkpoint is None or one.seconds is None:
         return f"{one.file}: can't be read, so nothing is deleted; `unpin --damaged` removes it"
     if not one.counts:
-        return f"{one.checkpoint}: no longer held by {one.holder}: its time was over"
-    return f"{one.checkpoint}: held by {one.holder} for {duration(one.seconds)}"
+        return f"{one.checkpoint}: no longer held by {holder}: its time was over"
+    return f"{one.checkpoint}: held by {holder} for {_length(one.seconds)}"

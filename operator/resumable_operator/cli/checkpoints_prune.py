@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import click
 from rich.console import Console
 
+from resumable_operator.cli import exitcodes
 from resumable_operator.cli.checkpoints_common import store_options
 from resumable_operator.cli.output import make_console
 from resumable_operator.cli.place import Place, PlacedCommand, checkpoints_at
@@ -65,12 +67,14 @@ def prune_command(
             click.echo(json.dumps(to_plain(done), indent=2))
         else:
             _print(done, store.title, make_console())
+    if done.failed:
+        sys.exit(exitcodes.INTERNAL)
 
 
 def _print(done: Pruned, title: str, console: Console) -> None:
-    plan, gone = done.plan, set(done.gone)
+    plan = done.plan
     for one in plan.doomed:
-        word = ("deleted" if one.name in gone else "kept: pinned just now") if done.acted else "would go"
+        word = _done_with(one.name, done) if done.acted else "would go"
         console.print(f"{one.name}  {word}: {one.why}, {byte_size(one.bytes)}", soft_wrap=True)
     for name in plan.pinned:
         console.print(f"{name}  stays: pinned, or wanted by resumeFrom", soft_wrap=True)
@@ -78,7 +82,15 @@ def _print(done: Pruned, title: str, console: Console) -> None:
         console.print(
             f"{name}  stays: incomplete, and younger than {LEFTOVER_SECONDS / 60:.0f} min", soft_wrap=True
         )
+    for name in plan.missing:
+        console.print(f"{name}  was to be kept, and is not here", soft_wrap=True)
     console.print(_summary(done, title), soft_wrap=True)
+
+
+def _done_with(name: str, done: Pruned) -> str:
+    if name in done.failed:
+        return f"could not be deleted ({done.failed[name]})"
+    return "deleted" if name in done.gone else "kept, pinned just now"
 
 
 def _summary(done: Pruned, title: str) -> str:

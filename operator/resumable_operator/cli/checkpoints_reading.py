@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -41,23 +41,33 @@ class Reading:
 
 
 @contextmanager
-def reading(where: str, which: str | None, place: Place, holder: str) -> Iterator[Reading]:
+def reading(
+    where: str,
+    which: str | None,
+    place: Place,
+    holder: str,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Reading]:
     """The checkpoint that is meant, pinned for the length of the block.
+
+    Args:
+        holder: who reads, for people.
+        environment: variables ``AWS_...`` for a bucket, above those of this process.
 
     Raises:
         DamagedFound: its bytes are not those that were written; names the next older one.
         UsageProblem: there is none; or it is a job's in a cluster, and then how to reach it.
     """
-    with opened_here(where, place) as found:
+    with opened_here(where, place, environment) as found:
         store, name = chosen(found, which)
         with naming_next_older(found, "--step"), pinned(store, name, holder):
             yield Reading(store, name)
 
 
 @contextmanager
-def opened_here(where: str, place: Place) -> Iterator[Opened]:
+def opened_here(where: str, place: Place, environment: Mapping[str, str] | None = None) -> Iterator[Opened]:
     """The store, on this machine."""
-    with checkpoints_at(where, place, None, None) as source:
+    with checkpoints_at(where, place, None, None, environment) as source:
         if not isinstance(source, StoreSource):
             from resumable_operator.cli.reader import ReaderStore
 

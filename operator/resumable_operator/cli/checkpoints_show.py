@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from resumable_operator.cli.checkpoints_common import STEP, store_options
-from resumable_operator.cli.output import make_console
+from resumable_operator.cli.output import make_console, printable
 from resumable_operator.cli.place import Place, PlacedCommand, checkpoints_at
 from resumable_operator.cli.units import byte_size, duration
 from resumable_operator.words import counted
@@ -95,7 +95,13 @@ def _group_table(content: Content) -> Table:
 
 
 def _group_row(group: Group) -> tuple[str, ...]:
-    return (group.name, group.kind, str(group.values), f"{group.elements:,}", byte_size(group.bytes))
+    return (
+        printable(group.name),
+        group.kind,
+        str(group.values),
+        f"{group.elements:,}",
+        byte_size(group.bytes),
+    )
 
 
 def _value_table(values: list[Value]) -> Table:
@@ -103,14 +109,14 @@ def _value_table(values: list[Value]) -> Table:
     for value in values:
         shape = "-" if value.shape is None else "x".join(map(str, value.shape)) or "scalar"
         files = value.files[0] if len(value.files) == 1 else f"{len(value.files)} files"
-        table.add_row(value.key, value.dtype or "-", shape, byte_size(value.bytes), files)
+        table.add_row(printable(value.key), value.dtype or "-", shape, byte_size(value.bytes), files)
     return table
 
 
 def _file_table(content: Content) -> Table:
     table = _table("file", ">size", "xxh3-128")
     for file in content.files:
-        table.add_row(file.name, byte_size(file.bytes), file.hash or "-")
+        table.add_row(printable(file.name), byte_size(file.bytes), file.hash or "-")
     return table
 
 

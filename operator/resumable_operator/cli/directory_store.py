@@ -11,7 +11,7 @@ from resumable_operator.cli.rundir import RunDir, did_you_mean, is_run, runs_bel
 from resumable_operator.cli.store_source import Keeping, Opened, StoreSource, store_errors
 from resumable_operator.model import JobSpec
 from resumable_training.checkpoint.local import LocalStore
-from resumable_training.checkpoint.wanted import without_serial
+from resumable_training.checkpoint.wanted import is_own, without_serial
 from resumable_training.contract.manifest import MARKER_FILE, STORE_FILE, parse_checkpoint_name
 
 FOREIGN_DEPTH = 3  # directories below DIR that are searched for checkpoints of other programs
@@ -47,7 +47,8 @@ def keeping_of(spec: JobSpec) -> Keeping:
     """What a job's spec says about retention."""
     checkpoint = spec.checkpoint
     wish = without_serial(checkpoint.resume_from) if checkpoint.resume_from else ""
-    protected = (wish.rpartition("/")[2],) if wish else ()
+    name = wish.rpartition("/")[2]
+    protected = (name,) if is_own(name) else ()
     return Keeping(checkpoint.keep, checkpoint.keep_every_steps, protected)
 
 

@@ -9,7 +9,14 @@ from typing import IO, Any
 
 from rich.console import Console
 
+LONGEST_WORD = 500
 PIPED_WIDTH = 120  # rich would take 80, and fold tables that no terminal limits
+
+
+def printable(text: str) -> str:
+    """What others have written (a name, a key) without what would steer a terminal, and not endless."""
+    shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text[:LONGEST_WORD])
+    return shown + ("..." if len(text) > LONGEST_WORD else "")
 
 
 class LastingOutput:

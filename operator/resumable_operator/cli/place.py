@@ -121,13 +121,18 @@ def job_at(name: str, place: Place) -> Iterator[JobSource]:
 
 @contextmanager
 def checkpoints_at(
-    name: str, place: Place, image: str | None, time_limit: float | None
+    name: str,
+    place: Place,
+    image: str | None,
+    time_limit: float | None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[CheckpointSource]:
     """The checkpoints of that job in a cluster, at that URL, or in the directory of that path.
 
     Args:
         image: of the pod that reads them in a cluster; None: the operator's.
         time_limit: seconds for that pod; None: the default.
+        environment: variables ``AWS_...`` for a bucket, above those of this process.
 
     Raises:
         UsageProblem: there is no such directory, or no way into a cluster.
@@ -146,13 +151,15 @@ def checkpoints_at(
     from resumable_operator.cli.directory_store import DirectoryStore
 
     if "://" in name:
-        yield BucketStore(name)
+        yield BucketStore(name, environment)
         return
     _require_directory(name, "a checkpoint store or a run directory")
-    yield bucket_of_run(Path(name)) or DirectoryStore(Path(name))
+    yield bucket_of_run(Path(name), environment) or DirectoryStore(Path(name))
 
 
 def _require_directory(name: str, what: str) -> None:
+    if not name:  # a variable of a shell that is not set: Path("") would be this directory
+        raise UsageProblem(f"the name is empty: give {what}")
     if Path(name).is_dir():
         return
     from resumable_operator.cli.rundir import meant_instead

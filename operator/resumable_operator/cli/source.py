@@ -7,7 +7,7 @@ view is built and rendered once. ``place`` says which is meant.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
 from resumable_operator.cli.report_model import Report
@@ -99,11 +99,15 @@ class Checked:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What pruning deletes. ``gone``: what it has deleted; ``acted`` False: it was only asked."""
+    """What pruning deletes. ``gone``: what it has deleted; ``acted`` False: it was only asked.
+
+    ``failed``: name -> why it could not be deleted.
+    """
 
     plan: Plan
     gone: tuple[str, ...] = ()
     acted: bool = False
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from resumable_operator.cli.exitcodes import DamagedFound, UsageProblem
 from resumable_operator.cli.lines import listed
@@ -27,7 +27,7 @@ from resumable_training.checkpoint.listing import Survey, list_checkpoints, surv
 from resumable_training.checkpoint.rollback import RolledBack, roll_back
 from resumable_training.checkpoint.store import Store
 from resumable_training.checkpoint.verify import OK, Verdict, verify_checkpoint
-from resumable_training.checkpoint.wanted import choices, find
+from resumable_training.checkpoint.wanted import choices, find, is_own, without_serial
 from resumable_training.contract.manifest import parse_checkpoint_name
 
 DEFAULT_KEEP = 3  # as spec.checkpoint.keep
@@ -104,6 +104,9 @@ class StoreSource(ABC):
         self, keep: int | None, act: bool, every: int | None = None, protect: Sequence[str] = ()
     ) -> Pruned:
         keeping, now = self.keeping(), time.time()
+        strange = [text for text in protect if not is_own(without_serial(text))]
+        if strange:
+            raise UsageProblem(f"--protect {strange[0]}: give a step or the full name of a checkpoint")
         with self.whole() as store:
             planned = prune.plan(
                 store,
@@ -112,8 +115,14 @@ class StoreSource(ABC):
                 keep_every_steps=every or keeping.keep_every_steps,
                 protected=(*keeping.protected, *protect),
             )
-            gone = prune.carry_out(store, planned, now, lambda one: None) if act else ()
-            return Pruned(planned, tuple(one.name for one in gone), act)
+            planned = replace(planned, missing=tuple(one for one in planned.missing if one in protect))
+            failed: dict[str, str] = {}
+            gone = (
+                prune.carry_out(store, planned, now, lambda one, why: failed.update({one.name: str(why)}))
+                if act
+                else ()
+            )
+            return Pruned(planned, tuple(one.name for one in gone), act, failed)
 
     def pin(self, which: str, holder: str, until: float) -> str:
         with self.whole() as store:
@@ -129,8 +138,9 @@ class StoreSource(ABC):
     def unpin(self, which: str | None, holder: str | None) -> list[Held]:
         now = time.time()
         with self.whole() as store:
-            name = find(survey(store), which) if which is not None else None
-            meant = [one for one in pins.read_pin_files(store) if _is_meant(one, name, holder)]
+            found = pins.read_pin_files(store)
+            name = _pinned_name(found, which) or find(survey(store), which) if which is not None else None
+            meant = [one for one in found if _is_meant(one, name, holder)]
             pins.take_back(store, meant)
             return [_held(one, now) for one in meant]
 
@@ -147,6 +157,12 @@ class StoreSource(ABC):
                     f"{self.title} is one checkpoint: give what holds it, {found.store.location}"
                 )
             yield found.store
+
+
+def _pinned_name(found: Sequence[pins.PinFile], which: str) -> str | None:
+    """A pin may outlive its checkpoint, which then nothing but the pin knows."""
+    names = {one.pin.checkpoint for one in found if one.pin is not None}
+    return which if which in names else None
 
 
 def _is_meant(one: pins.PinFile, name: str | None, holder: str | None) -> bool:

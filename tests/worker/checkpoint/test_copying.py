@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from resumable_training.checkpoint.errors import (
 )
 from resumable_training.checkpoint.listing import survey
 from resumable_training.checkpoint.local import LocalStore
+from resumable_training.checkpoint.prune import remove
 from resumable_training.checkpoint.store import Store as AnyStore
 from resumable_training.checkpoint.stores import open_store
 from resumable_training.checkpoint.verify import verify_checkpoint
@@ -184,6 +186,41 @@ def test_not_into_another_jobs_store(source: LocalStore, tmp_path: Path) -> None
         copy_store(source, LocalStore(other.root))
 
 
+def test_two_copies_of_one_at_once(source: LocalStore, tmp_path: Path, monkeypatch) -> None:
+    """One may take the other's half file for a leftover: no marker stands over what is not there."""
+    mine, other = (LocalStore(tmp_path / "far", visibility_seconds=0.0) for _ in range(2))
+    stream, turns = copying._stream, [copying._stream]
+
+    def overtaken(way: copying._Way, file: str, size: int) -> object:
+        found = stream(way, file, size)
+        if turns:  # the other one began before, and now puts a half file in place of ours
+            turns.pop()
+            other.delete(f"{name(20, 1)}/{file}")
+            (tmp_path / "far" / name(20, 1) / file).write_bytes(b"half")
+        return found
+
+    monkeypatch.setattr(copying, "_stream", overtaken)
+    with pytest.raises(StorageUnavailable, match=r"changed by somebody else.*the same command goes on"):
+        copy_checkpoint(source, name(20, 1), mine)
+    assert mine.size(f"{name(20, 1)}/{MARKER_FILE}") is None
+    copy_checkpoint(source, name(20, 1), mine)
+    assert same(source, mine, name(20, 1))
+
+
+def test_a_file_that_another_copy_makes_just_now(source: LocalStore, tmp_path: Path, monkeypatch) -> None:
+    """It may be half; this is no clash of two checkpoints."""
+    target = LocalStore(tmp_path / "far", visibility_seconds=0.0)
+    opened = target.open_write
+
+    def beaten(path: str, expected_bytes: int = 0) -> object:
+        target.path(path).write_bytes(b"")
+        return opened(path, expected_bytes)
+
+    monkeypatch.setattr(target, "open_write", beaten)
+    with pytest.raises(StorageUnavailable, match="is another copy of it being made"):
+        copy_checkpoint(source, name(20, 1), target)
+
+
 # ---- a whole store ----------------------------------------------------------------------------------------
 
 
@@ -221,3 +258,20 @@ def test_a_store_that_was_gone_on_in_is_not_touched(made: Store, source: LocalSt
     other.record(3, parent=name(25, 2))
     with pytest.raises(StoreMisconfigured, match="a job has gone on there"):
         copy_store(source, LocalStore(tmp_path / "far"))
+
+
+def test_retention_meanwhile_costs_nothing(made: Store, source: LocalStore, tmp_path: Path) -> None:
+    """The job trains on: what it deletes before it could be held is left out."""
+
+    @contextmanager
+    def hold(checkpoint: str) -> Iterator[None]:
+        if checkpoint == name(20, 1):
+            remove(source, checkpoint)
+        held.append(checkpoint)
+        yield
+
+    held: list[str] = []
+    target = LocalStore(tmp_path / "far", visibility_seconds=0.0)
+    moved = copy_store(source, target, hold=hold)
+    assert held == [name(25, 2), name(20, 1), name(10, 1)]
+    assert [one.checkpoint for one in moved.checkpoints] == [name(25, 2), name(10, 1)]

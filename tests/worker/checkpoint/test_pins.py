@@ -113,3 +113,13 @@ def test_it_ends_by_itself(store: LocalStore) -> None:
     pins.give(store, Pin(name(10, 1), "dead", time.time() - 1))
     assert held(store) == set()
     assert [one.counts(time.time()) for one in pins.read_pin_files(store)] == [False]
+
+
+def test_what_is_no_pin_holds_nothing(store: LocalStore) -> None:
+    """Leftovers of a file server or an editor, a directory: they hold nothing and are not given back."""
+    for stranger in (".nfs0000a1", "README", "a.json~", ".DS_Store"):
+        (store.root / "pins" / stranger).write_bytes(b"x")
+    (store.root / "pins" / "old.json").mkdir()
+    pins.give(store, Pin(name(10, 1), "eval", 9e9))
+    assert held(store) == {name(10, 1)}
+    assert [one.pin.holder if one.pin else None for one in pins.read_pin_files(store)] == ["eval"]

@@ -83,9 +83,8 @@ def test_it_is_done_and_then_there_is_nothing_to_do(made: Store, store: LocalSto
     """What was pinned since the decision is left alone."""
     planned = plan(store, later, keep_last=2)
     pin(store, "late", Pin(name(32, 2), "late", later + 5))
-    told: list[str] = []
-    gone = carry_out(store, planned, later, lambda one: told.append(one.name))
-    assert [one.name for one in gone] == told
+    gone = carry_out(store, planned, later, lambda one, why: pytest.fail(str(why)))
+    assert [one.name for one in gone] == [one.name for one in planned.doomed if one.name != name(32, 2)]
     assert sorted(path.name for path in made.root.glob("step-*")) == [
         *(name(32, 2), name(40, 2), name(50, 2), name(60, 2))
     ]
@@ -103,8 +102,26 @@ def test_the_marker_goes_first(made: Store, store: LocalStore, later: float, mon
     """Cut off in between, half a checkpoint does not look whole, and goes the next time."""
     monkeypatch.setattr(store, "delete_tree", lambda name: (_ for _ in ()).throw(StorageUnavailable("gone")))
     planned = plan(store, later, keep_last=2)
-    with pytest.raises(StorageUnavailable):
-        carry_out(store, planned, later, lambda one: None)
+    failed: list[str] = []
+    assert carry_out(store, planned, later, lambda one, why: failed.append(one.name)) == []
+    assert failed == [one.name for one in planned.doomed]
     assert not os.path.exists(made.root / name(10, 1) / ".metadata")
     monkeypatch.undo()
     assert name(10, 1) in [one.name for one in plan(store, later, keep_last=2).doomed]
+
+
+def test_one_that_can_not_be_deleted_keeps_no_others(store: LocalStore, later: float, monkeypatch) -> None:
+    """A disk that is full gets what room there is, and the reason is told."""
+    real = store.delete_tree
+
+    def delete_tree(path: str) -> None:
+        if path == name(20, 1):
+            raise StorageUnavailable("Permission denied")
+        real(path)
+
+    monkeypatch.setattr(store, "delete_tree", delete_tree)
+    failed: dict[str, str] = {}
+    planned = plan(store, later, keep_last=2)
+    gone = carry_out(store, planned, later, lambda one, why: failed.update({one.name: str(why)}))
+    assert failed == {name(20, 1): "Permission denied"}
+    assert len(gone) == len(planned.doomed) - 1

@@ -9,12 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 
 from resumable_training.checkpoint import verify
 from resumable_training.checkpoint.audit import Advance, verify_file
 from resumable_training.checkpoint.errors import (
     DamagedCheckpoint,
+    NoResumePoint,
     StorageUnavailable,
     StoreExists,
     StoreMisconfigured,
@@ -99,7 +101,9 @@ def copy_checkpoint(
     _claim(target, as_name, looked.marker)
     block_bytes = looked.manifest.block_bytes if looked.manifest else BLOCK_BYTES
     way = _Way(source, target, name, as_name, block_bytes, advance, threading.Event())
-    copied, there = _copy_files(way, _files(source, name, looked), threads)
+    files = _files(source, name, looked)
+    copied, there = _copy_files(way, files, threads)
+    _require_there(target, as_name, files)
     if looked.manifest is not None:  # what a copy that was cut off has left of it is replaced
         target.put(f"{as_name}/{MANIFEST_FILE}", source.read(f"{name}/{MANIFEST_FILE}"))
     _create_marker(target, as_name, looked.marker)
@@ -173,6 +177,25 @@ def _needed(source: Store, name: str, marker: bytes) -> dict[str, int]:
     return {file: source.size(f"{name}/{file}") or least for file, least in needed.items()}
 
 
+def _require_there(target: Store, name: str, files: dict[str, FileEntry | int]) -> None:
+    """That all are there at once: another copy of the same may have taken one for a leftover.
+
+    Raises:
+        StorageUnavailable: it has; the same call goes on.
+    """
+    for file, entry in files.items():
+        size = entry.bytes if isinstance(entry, FileEntry) else entry
+        if target.size(f"{name}/{file}") != size:
+            raise StorageUnavailable(_two_at_once(target, f"{name}/{file}"))
+
+
+def _two_at_once(target: Store, path: str) -> str:
+    return (
+        f"{target.location}/{path} is changed by somebody else: is another copy of it being made?"
+        " When that has ended, the same command goes on"
+    )
+
+
 def _copy_files(way: _Way, files: dict[str, FileEntry | int], threads: int) -> tuple[int, int]:
     """Bytes that were copied, and bytes that were there."""
     with ThreadPoolExecutor(threads, thread_name_prefix="copy") as pool:
@@ -225,15 +248,18 @@ def _is_right(way: _Way, file: str, wanted: FileEntry | None) -> bool:
 
 def _stream(way: _Way, file: str, size: int) -> FileEntry:
     hasher = BlockHasher(way.block_bytes)
-    reading = way.source.open_read(f"{way.name}/{file}")
-    writing = way.target.open_write(f"{way.there}/{file}", size)
-    with reading as reader, writing as writer:
-        while data := reader.read(way.block_bytes):
-            if way.stop.is_set():
-                raise _Interrupted
-            writer.write(data)
-            hasher.update(data)
-            way.advance(len(data))
+    path = f"{way.there}/{file}"
+    reading, writing = way.source.open_read(f"{way.name}/{file}"), way.target.open_write(path, size)
+    try:
+        with reading as reader, writing as writer:
+            while data := reader.read(way.block_bytes):
+                if way.stop.is_set():
+                    raise _Interrupted
+                writer.write(data)
+                hasher.update(data)
+                way.advance(len(data))
+    except StoreExists as error:  # it was not, a moment ago
+        raise StorageUnavailable(_two_at_once(way.target, path)) from error
     return hasher.entry()
 
 
@@ -250,11 +276,17 @@ def _create_marker(target: Store, name: str, marker: bytes) -> None:
 
 @dataclass(frozen=True)
 class Moved:
-    """A store as it is at the target now: usable by its job in place of the other."""
+    """A store as it is at the target now: usable by its job in place of the other. Names newest first.
+
+    ``damaged``: name -> how, of those on the chain that are, and were left out. ``off_chain``: complete ones
+    that are not on the chain, and stay behind.
+    """
 
     owner: str
     records: int
-    checkpoints: tuple[Copied, ...]  # newest first
+    checkpoints: tuple[Copied, ...]
+    damaged: dict[str, str] = field(default_factory=dict)
+    off_chain: tuple[str, ...] = ()
 
 
 def copy_store(
@@ -264,16 +296,20 @@ def copy_store(
     tell: Callable[[Copied], None] = lambda copied: None,
     advance: Advance = lambda count: None,
     threads: int = THREADS,
+    hold: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
 ) -> Moved:
     """Identity, records, and all complete checkpoints on the chain, the newest first.
 
     Records go before checkpoints: a job that begins there too early knows that something is missing, and does
-    not start from nothing.
+    not start from nothing. What the job's retention takes meanwhile is left out.
+
+    Args:
+        hold: for the length of a block no checkpoint of that name is deleted.
 
     Raises:
         StoreMisconfigured: the source is no store of this library's, or the target another one, or one that
             a job has gone on in.
-        DamagedCheckpoint, StorageUnavailable: as for ``copy_checkpoint``.
+        StorageUnavailable, StoreExists: as for ``copy_checkpoint``.
     """
     identity = read_identity(source)
     if identity is None:
@@ -282,11 +318,18 @@ def copy_store(
     target.prepare_root()
     _copy_identity(source, target, identity)
     _copy_records(source, target)
-    done = []
+    done, damaged = [], {}
     for name in seen.resume_points:
-        done.append(copy_checkpoint(source, name, target, advance=advance, threads=threads))
+        try:
+            with hold(name):
+                done.append(copy_checkpoint(source, name, target, advance=advance, threads=threads))
+        except NoResumePoint as error:
+            if source.size(f"{name}/{MARKER_FILE}") is not None:
+                damaged[name] = error.reason if isinstance(error, DamagedCheckpoint) else str(error)
+            continue
         tell(done[-1])
-    return Moved(identity.owner, len(seen.records), tuple(done))
+    off_chain = tuple(name for name in seen.complete if not seen.chain.contains(name))
+    return Moved(identity.owner, len(seen.records), tuple(done), damaged, off_chain)
 
 
 def _copy_identity(source: Store, target: Store, identity: StoreIdentity) -> None:

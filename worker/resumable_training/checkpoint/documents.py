@@ -25,6 +25,7 @@ from resumable_training.contract.manifest import (
 )
 
 T = TypeVar("T")
+_PIN = ".json"
 
 
 class DamagedDocument(ValueError):
@@ -94,6 +95,15 @@ def read_record(store: Store, seq: int) -> Record | None:
     return record if record.seq == seq else None
 
 
+def pin_names(store: Store) -> list[str]:
+    """Names of all pins. What else lies there (a file server's or an editor's leftovers) holds nothing."""
+    return [
+        entry.name.removesuffix(_PIN)
+        for entry in store.entries(PINS_DIRECTORY)
+        if entry.name.endswith(_PIN) and not entry.is_directory
+    ]
+
+
 def read_pins(store: Store, now: float) -> set[str]:
     """Names of pinned checkpoints. Expired pins do not count.
 
@@ -101,9 +111,9 @@ def read_pins(store: Store, now: float) -> set[str]:
         DamagedDocument: a pin can't be read, so nobody knows what it holds.
     """
     held = set()
-    for entry in store.entries(PINS_DIRECTORY):
+    for name in pin_names(store):
         try:
-            pin = unseal(Pin, store.read(f"{PINS_DIRECTORY}/{entry.name}"))
+            pin = unseal(Pin, store.read(f"{PINS_DIRECTORY}/{name}{_PIN}"))
         except StoreNotFound:
             continue  # given back since the listing
         if pin.until > now:
@@ -113,18 +123,17 @@ def read_pins(store: Store, now: float) -> set[str]:
 
 def pin(store: Store, name: str, held: Pin) -> None:
     """Hold a checkpoint under the pin's name, so that retention leaves it alone until ``held.until``."""
-    store.put(f"{PINS_DIRECTORY}/{name}.json", seal(held))
+    store.put(f"{PINS_DIRECTORY}/{name}{_PIN}", seal(held))
 
 
 def unpin(store: Store, name: str) -> None:
     """Give a pin back."""
-    store.delete(f"{PINS_DIRECTORY}/{name}.json")
+    store.delete(f"{PINS_DIRECTORY}/{name}{_PIN}")
 
 
 def unpin_up_to(store: Store, prefix: str, last: int) -> None:
     """Give back all pins ``<prefix><number>`` whose number is at most ``last``."""
-    for entry in store.entries(PINS_DIRECTORY):
-        name = entry.name.removesuffix(".json")
+    for name in pin_names(store):
         number = name.removeprefix(prefix)
         if name == prefix + number and number.isdecimal() and int(number) <= last:
             unpin(store, name)

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from resumable_training.checkpoint.documents import DamagedDocument, Pin, pin, unpin, unseal
+from resumable_training.checkpoint.documents import DamagedDocument, Pin, pin, pin_names, unpin, unseal
 from resumable_training.checkpoint.errors import CheckpointError, NoResumePoint, StoreExists, StoreNotFound
 from resumable_training.checkpoint.listing import survey
 from resumable_training.checkpoint.store import Store
@@ -54,12 +54,11 @@ def read_pin_files(store: Store) -> list[PinFile]:
         StorageUnavailable: they can't be listed or read.
     """
     found = []
-    for entry in store.entries(PINS_DIRECTORY):
+    for name in pin_names(store):
         try:
-            document = store.read(f"{PINS_DIRECTORY}/{entry.name}")
+            document = store.read(f"{PINS_DIRECTORY}/{name}.json")
         except StoreNotFound:
             continue  # given back since the listing
-        name = entry.name.removesuffix(".json")
         try:
             found.append(PinFile(name, unseal(Pin, document)))
         except DamagedDocument:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from resumable_training.checkpoint.documents import DamagedDocument, read_pins
-from resumable_training.checkpoint.errors import StorageUnavailable
+from resumable_training.checkpoint.errors import CheckpointError, StorageUnavailable
 from resumable_training.checkpoint.listing import Survey, survey
 from resumable_training.checkpoint.retain import leftovers, to_delete
 from resumable_training.checkpoint.store import Store
@@ -38,6 +38,7 @@ class Plan:
     kept: tuple[str, ...]  # complete checkpoints on the chain that stay, newest first
     pinned: tuple[str, ...] = ()  # would go, but somebody reads them
     young: tuple[str, ...] = ()  # look left over, but may just be seen late
+    missing: tuple[str, ...] = ()  # somebody will want them, and nothing here is of that name or step
 
     @property
     def bytes(self) -> int:
@@ -78,7 +79,12 @@ def plan(
         tuple(name for name in seen.resume_points if name not in {one.name for one in doomed}),
         tuple(sorted(wanted & held)),
         tuple(sorted(wanted - old - held)),
+        tuple(one for one in protected if not _is_there(one, seen)),
     )
+
+
+def _is_there(name_or_step: str, seen: Survey) -> bool:
+    return any(name_or_step in (name, _step(name)) for name in seen.complete)
 
 
 def _order(one: Doomed) -> tuple[int, int]:
@@ -118,14 +124,24 @@ def _why(name: str, seen: Survey) -> str:
     return "older than those to keep" if seen.chain.contains(name) else "off the chain"
 
 
-def carry_out(store: Store, planned: Plan, now: float, tell: Callable[[Doomed], None]) -> list[Doomed]:
-    """Delete, oldest first; ``tell`` gets each that is gone. What was pinned meanwhile is left alone."""
+def carry_out(
+    store: Store, planned: Plan, now: float, failed: Callable[[Doomed, CheckpointError], None]
+) -> list[Doomed]:
+    """Delete, oldest first, and return what is gone. What was pinned meanwhile is left alone.
+
+    Args:
+        failed: told of each that can't be deleted; the others go all the same.
+    """
     gone = []
     for one in planned.doomed:
-        if one.name not in pins_of(store, now):
+        if one.name in pins_of(store, now):
+            continue
+        try:
             remove(store, one.name)
+        except CheckpointError as error:
+            failed(one, error)
+        else:
             gone.append(one)
-            tell(one)
     return gone
 
 

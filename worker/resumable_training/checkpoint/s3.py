@@ -12,7 +12,7 @@ import os
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -42,6 +42,21 @@ READ_AHEAD = 3  # further ranges that are asked for while a stream is read on an
 LEAST_BYTES_PER_SECOND = 1024 * 1024  # a request that is slower counts as stalled
 _CHANCE = random.SystemRandom()  # never the global generator: the training draws from that
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+SETTINGS = (  # variables that say who we are, and where
+    *_ENDPOINTS,
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
+    "AWS_ROLE_ARN",
+    "AWS_ROLE_SESSION_NAME",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+)
 
 
 @dataclass(frozen=True)
@@ -60,10 +75,16 @@ class S3Store:
 
     visibility_seconds = 2.0  # object storage is consistent today; what is missing is asked for again anyway
 
-    def __init__(self, url: str, patience: Patience | None = None) -> None:
-        """Raises StoreMisconfigured for an URL without a bucket, and where obstore is not installed."""
+    def __init__(
+        self, url: str, patience: Patience | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Raises StoreMisconfigured for an URL without a bucket, and where obstore is not installed.
+
+        ``environment``: ``SETTINGS`` for this store alone, above those of the process.
+        """
         self._bucket, self._prefix = split_url(url)
         self._patience = patience or Patience()
+        self._environment = dict(environment or {})
         self._judged = self._client(retries=0)
 
     def _client(self, *, retries: int, request_seconds: float | None = None) -> Client:
@@ -74,11 +95,13 @@ class S3Store:
                 f"{self.location} needs obstore: pip install 'resumable-training[worker]'"
             ) from error
         patience = self._patience
-        endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), "")
+        given = {**os.environ, **self._environment}
+        endpoint = next((given[name] for name in _ENDPOINTS if given.get(name)), "")
+        own = {name.lower(): value for name, value in self._environment.items() if name in SETTINGS}
         return Client(
             self._bucket,
             prefix=self._prefix or None,
-            config={"disable_bulk_delete": True},  # not every server has it
+            config=cast(Any, {"disable_bulk_delete": True, **own}),  # not every server has bulk deletion
             client_options={
                 "timeout": timedelta(seconds=request_seconds or patience.request),
                 "connect_timeout": timedelta(seconds=patience.connect),
@@ -150,6 +173,11 @@ class S3Store:
                 raise StoreNotFound(f"{self._full(name)} does not exist")
             length = max(0, size - offset)
         return self._range(name, offset, length)
+
+    def read_into(self, name: str, offset: int, place: memoryview) -> int:
+        data = self._range(name, offset, len(place))
+        place[: len(data)] = data
+        return len(data)
 
     def _range(self, name: str, offset: int, length: int) -> bytes:
         import obstore

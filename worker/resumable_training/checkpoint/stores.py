@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from resumable_training.checkpoint.errors import StoreMisconfigured
@@ -17,8 +18,11 @@ def is_url(location: str) -> bool:
     return "://" in location
 
 
-def open_store(location: str) -> Store:
+def open_store(location: str, environment: Mapping[str, str] | None = None) -> Store:
     """The store at a directory or an URL; nothing is read yet.
+
+    Args:
+        environment: variables ``AWS_...`` for this store alone, above those of the process.
 
     Raises:
         StoreMisconfigured: an URL that we have no store for, or its client is not installed.
@@ -26,12 +30,12 @@ def open_store(location: str) -> Store:
     if not is_url(location):
         return LocalStore(location)
     if location.startswith(S3_SCHEME):
-        return S3Store(location)
+        return S3Store(location, environment=environment)
     raise StoreMisconfigured(f"{location}: checkpoints go to a directory or to {S3_SCHEME}BUCKET/PREFIX")
 
 
-def open_checkpoint(location: str) -> tuple[Store, str]:
-    """The store that one checkpoint lies in, and its name there.
+def open_checkpoint(location: str, environment: Mapping[str, str] | None = None) -> tuple[Store, str]:
+    """The store that one checkpoint lies in, and its name there; ``environment`` as for ``open_store``.
 
     Raises:
         StoreMisconfigured: as for ``open_store``, or no name is left.
@@ -42,4 +46,4 @@ def open_checkpoint(location: str) -> tuple[Store, str]:
     parent, _, name = location.rstrip("/").rpartition("/")
     if not name or parent.endswith(":/"):
         raise StoreMisconfigured(f"{location} is a bucket, not a checkpoint in one")
-    return open_store(parent), name
+    return open_store(parent, environment), name

@@ -13,6 +13,8 @@ from resumable_training.checkpoint.retain import to_delete
 from resumable_training.checkpoint.store import Store
 from resumable_training.contract.manifest import MARKER_FILE, Record
 
+_MOST_FAILURES = 3
+
 
 class Sweeper:
     """Of one store. Failures never stop training: they are told, and the next sweep tries again."""
@@ -22,16 +24,29 @@ class Sweeper:
         self._records: dict[int, Record] = {}  # they never change: read once
 
     def sweep(self, keep_last: int, keep_every_steps: int | None, in_flight: Collection[str] = ()) -> str:
-        """Delete; why not everything could be deleted, or ""."""
+        """Delete; why not everything could be deleted, or "".
+
+        One that can't be deleted leaves no others behind: the disk would fill up.
+        """
+        failures: list[str] = []
         try:
             for name in self._doomed(keep_last, keep_every_steps, in_flight):
-                moment("retain.marker")
-                self._store.delete(f"{name}/{MARKER_FILE}")  # first: half a checkpoint must not look whole
-                moment("retain.data")
-                self._store.delete_tree(name)
+                failures += self._delete(name)
+                if len(failures) == _MOST_FAILURES:
+                    break  # a store in trouble: the next save need not wait for all of them
         except (CheckpointError, documents.DamagedDocument, OSError) as error:
-            return f"old checkpoints could not be deleted: {error}"
-        return ""
+            failures.append(str(error))
+        return f"old checkpoints could not be deleted: {'; '.join(failures)}" if failures else ""
+
+    def _delete(self, name: str) -> list[str]:
+        try:
+            moment("retain.marker")
+            self._store.delete(f"{name}/{MARKER_FILE}")  # first: half a checkpoint must not look whole
+            moment("retain.data")
+            self._store.delete_tree(name)
+        except (CheckpointError, OSError) as error:
+            return [str(error)]
+        return []
 
     def _doomed(self, keep_last: int, keep_every_steps: int | None, in_flight: Collection[str]) -> list[str]:
         pinned = documents.read_pins(self._store, time.time())

@@ -1,0 +1,52 @@
+"""Retention at work: what can't be deleted is told, and keeps nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from checkpoint_store import Store
+
+from resumable_training.checkpoint.errors import StorageUnavailable
+from resumable_training.checkpoint.local import LocalStore
+from resumable_training.checkpoint.sweep import Sweeper
+from resumable_training.contract.manifest import checkpoint_name as name
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    """Nine good ones."""
+    made = Store(tmp_path / "store")
+    made.record(1)
+    for step in range(10, 100, 10):
+        made.save(step, 1)
+    return LocalStore(made.root, visibility_seconds=0.0)
+
+
+def refuse(store: LocalStore, monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
+    """Deleting these fails; what was tried."""
+    real, tried = store.delete_tree, []
+
+    def delete_tree(path: str) -> None:
+        tried.append(path)
+        if path in names:
+            raise StorageUnavailable(f"{path}: Operation not permitted")
+        real(path)
+
+    monkeypatch.setattr(store, "delete_tree", delete_tree)
+    return tried
+
+
+def test_the_others_go(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one directory of another user would fill the disk."""
+    refuse(store, monkeypatch, name(10, 1))
+    told = Sweeper(store).sweep(3, None)
+    assert told == f"old checkpoints could not be deleted: {name(10, 1)}: Operation not permitted"
+    assert len(list(store.root.glob("step-*"))) == 4
+
+
+def test_a_store_in_trouble_is_left_alone(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next save does not wait for every one of them."""
+    tried = refuse(store, monkeypatch, *(name(step, 1) for step in range(10, 100, 10)))
+    assert Sweeper(store).sweep(3, None).count("Operation not permitted") == 3
+    assert tried == [name(10, 1), name(20, 1), name(30, 1)]
