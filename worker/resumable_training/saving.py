@@ -279,8 +279,7 @@ class Saver:
         session.clock.at(report.step, report.samples)
         session.extras.clear()
         session.extras.update(self.restored.get("extras", {}))
-        cost = self.restored.get("save_cost") or {}  # of the save before: the interval goes on from there
-        self._measured_blocking, self._measured_durable = cost.get("blocking"), cost.get("durable")
+        self._measured_blocking, self._measured_durable = self._known_cost()
         session.evaluation_cut = bool(self.restored.get("evaluation_cut"))
         if session.seed is None:
             session.seed = self.restored.get("seed")
@@ -290,6 +289,17 @@ class Saver:
         self._restore_rng(self.restored_per_rank.get(_RNG))
         session.report(rankwire.RESTORED, **_restored_event(report))
         session.say(_restored_line(report))
+
+    def _known_cost(self) -> tuple[float | None, float | None]:
+        """Seconds that a save costs, so that the interval goes on from there.
+
+        A checkpoint brings along what those before it cost; of the very first one only the operator knows.
+        """
+        cost = self.restored.get("save_cost") or {}
+        told = self._session.settings
+        if cost.get("blocking") is None and told.blocking_ms is not None and told.durable_ms is not None:
+            return told.blocking_ms / 1000, told.durable_ms / 1000
+        return cost.get("blocking"), cost.get("durable")
 
     def restore_data(self, data: Data) -> None:
         """Put ``data`` at its saved position.

@@ -77,7 +77,7 @@ def checkpoint_config(spec: JobSpec, status: JobStatus) -> CheckpointConfig:
     """How to save. A deliberate ``resumeFrom`` holds until one attempt has restored from it."""
     checkpoint = spec.checkpoint
     interval = None if checkpoint.interval == "auto" else checkpoint.interval
-    wanted = checkpoint.resume_from
+    wanted, newest = checkpoint.resume_from, status.checkpoint
     return CheckpointConfig(
         directory=status.store,
         every_steps=interval.steps if interval else None,
@@ -89,7 +89,10 @@ def checkpoint_config(spec: JobSpec, status: JobStatus) -> CheckpointConfig:
         keep_every_steps=checkpoint.keep_every_steps,
         resume_from=wanted if wanted != status.resumed_from else None,
         adopt=checkpoint.adopt,
-        known_checkpoint=status.checkpoint is not None,
+        known_checkpoint=newest is not None,
+        newest_checkpoint=newest.name if newest else "",
+        blocking_ms=newest.blocking_ms if newest else None,
+        durable_ms=(newest.durable_ms or None) if newest else None,
         start_fresh=checkpoint.start_fresh,
     )
 

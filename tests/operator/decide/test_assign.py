@@ -87,9 +87,11 @@ def test_checkpoint_config() -> None:
         True,
     )
     assert (config.resume_from, config.known_checkpoint) == ("step-00000001.1", False)
-    made = CheckpointStatus(name="c", step=1, samples=8, at=1.0)
+    assert (config.newest_checkpoint, config.blocking_ms, config.durable_ms) == ("", None, None)
+    made = CheckpointStatus(name="c", step=1, samples=8, at=1.0, blocking_ms=3, durable_ms=70)
     later = checkpoint_config(given, JobStatus(store="/x", checkpoint=made, resumed_from="step-00000001.1"))
     assert (later.resume_from, later.known_checkpoint) == (None, True)
+    assert (later.newest_checkpoint, later.blocking_ms, later.durable_ms) == ("c", 3, 70)
     assert checkpoint_config(spec(), JobStatus()).every_steps is None
 
 

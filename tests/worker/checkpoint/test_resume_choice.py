@@ -21,6 +21,7 @@ def seen(records: list[Record | None], *complete: str) -> Survey:
 
 FIRST = Record(1, "u", 1, None)
 SECOND = Record(2, "u", 2, S(20, 1))
+KNOWS = replace(CONFIG, known_checkpoint=True, newest_checkpoint=S(20, 1))
 WISH = replace(CONFIG, resume_from="/other/ckpt")
 GRANTED = Record(2, "u", 2, "/other/ckpt", deliberate=True, requested="/other/ckpt")
 
@@ -71,6 +72,48 @@ TABLE = [
         (),
         resume.FRESH,
         "",
+    ),
+    (
+        "an old listing lacks the one that status knows of",
+        seen([FIRST], S(10, 1)),
+        KNOWS,
+        (),
+        resume.POOR_LISTING,
+        "",
+    ),
+    ("it was there, and damaged", seen([FIRST], S(10, 1)), KNOWS, (S(20, 1),), resume.NEWEST, S(10, 1)),
+    (
+        "all that status knows of is seen",
+        seen([FIRST], S(10, 1), S(20, 1)),
+        KNOWS,
+        (),
+        resume.NEWEST,
+        S(20, 1),
+    ),
+    ("there is a newer one", seen([FIRST], S(20, 1), S(30, 1)), KNOWS, (), resume.NEWEST, S(30, 1)),
+    (
+        "a roll-back went past it, and it was deleted",
+        seen([FIRST, Record(2, "u", 1, S(10, 1), by_hand=True)], S(10, 1)),
+        KNOWS,
+        (),
+        resume.NEWEST,
+        S(10, 1),
+    ),
+    (
+        "it is gone, and the user says from where",
+        seen([FIRST], S(10, 1)),
+        replace(KNOWS, resume_from="10"),
+        (),
+        resume.DELIBERATE,
+        S(10, 1),
+    ),
+    (
+        "it is gone, and the user takes what there is",
+        seen([FIRST], S(10, 1)),
+        replace(KNOWS, start_fresh=True),
+        (),
+        resume.NEWEST,
+        S(10, 1),
     ),
     ("a wish", seen([FIRST], S(10, 1)), WISH, (), resume.DELIBERATE, "/other/ckpt"),
     ("a wish is granted once", seen([FIRST, GRANTED], S(10, 1), S(5, 2)), WISH, (), resume.NEWEST, S(5, 2)),

@@ -15,7 +15,7 @@ SUPERSEDED = "superseded"  # a newer attempt of this job has its record already
 DELIBERATE = "deliberate"  # the user's resumeFrom, once
 NEWEST = "newest"  # newest on the chain that is not rejected
 FRESH = "fresh"  # start from nothing
-POOR_LISTING = "poor_listing"  # a checkpoint is known of, and none is seen: cannot tell
+POOR_LISTING = "poor_listing"  # a checkpoint is known of and not seen: cannot tell
 ALL_DAMAGED = "all_damaged"
 
 
@@ -44,6 +44,9 @@ def choose(
         )
     if config.resume_from and not _applied(newest, config.resume_from, job_uid):
         return Choice(DELIBERATE, _meant(seen, config.resume_from), "resumeFrom")
+    missing = _missing(seen, config, rejected)
+    if missing:
+        return Choice(POOR_LISTING, reason=missing)
     candidates = [*seen.resume_points, *([seen.chain.origin] if seen.chain.origin else [])]
     for name in candidates:
         if name not in rejected:
@@ -60,6 +63,23 @@ def _meant(seen: Survey, wish: str) -> str:
         return wanted.find(seen, text)
     except NoResumePoint as error:
         raise NoResumePoint(f"resumeFrom: {error}") from error
+
+
+def _missing(seen: Survey, config: CheckpointConfig, rejected: Collection[str]) -> str:
+    """Why a listing is poorer than what the job's status remembers; or "".
+
+    Where the chain goes past the newest checkpoint (a roll-back), nobody needs it any more. All else that
+    retention or ``prune`` deletes is older.
+    """
+    known = config.newest_checkpoint
+    if not known or config.start_fresh or known in rejected or known in seen.complete:
+        return ""
+    if not seen.chain.contains(known):
+        return ""
+    return (
+        f"the job's status knows of {known}, and it is not seen: the listing may be old. If it was deleted on"
+        " purpose, say from where to go on: `rtj checkpoints rollback --to STEP`, or resumeFrom"
+    )
 
 
 def _newest_record(seen: Survey) -> Record | None:

@@ -49,6 +49,9 @@ class CheckpointConfig:
     resume_from: Optional[str] = None  # a deliberate resume point (directory name or path)
     adopt: bool = False  # take over a store that another owner made
     known_checkpoint: bool = False  # status remembers one: starting from nothing needs the user's word
+    newest_checkpoint: str = ""  # its name: a listing that lacks it, where the chain has it, is old
+    blocking_ms: Optional[int] = None  # what that save cost, for ``auto`` until this attempt has measured one
+    durable_ms: Optional[int] = None
     start_fresh: bool = False  # the user's word
 
 
@@ -57,8 +60,8 @@ class Assignment:
     """One worker's part in one attempt. Idempotent: the same one twice changes nothing.
 
     An agent refuses an attempt older than the newest it has seen, the same attempt with another
-    ``digest``, and one for another job. ``master_port`` 0 is sent to rank 0's agent only: it chooses and
-    answers with the port; all others get that port.
+    ``digest``, and one for another job. ``master_port`` is the one that rank 0's agent holds ready; where it
+    holds none, 0 is sent to that agent only: it chooses and answers with the port; all others get that port.
     """
 
     job: str  # "namespace/name"
@@ -145,4 +148,6 @@ class AgentSpec:
     log_bytes: int = 0  # of a rank's log, before it is renamed and begun anew; 0: no bound
     log_attempts: int = 0  # logs of so many attempts are kept; 0: all
     environment: Dict[str, str] = field(default_factory=dict)
+    preload: bool = True  # fork ranks from one process that has imported torch, where that is safe
+    preload_modules: Tuple[str, ...] = ()  # to import there, too
     contract_version: int = CONTRACT_VERSION
