@@ -11,6 +11,7 @@ from pathlib import Path
 
 from resumable_operator.cli.directory_store import keeping_of
 from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.cli.output import warning
 from resumable_operator.cli.rundir import RunDir, is_run
 from resumable_operator.cli.store_source import Keeping, Opened, StoreSource, store_errors
 from resumable_operator.decide.assign import store_root
@@ -43,9 +44,9 @@ class BucketStore(StoreSource):
     @contextmanager
     def opened(self) -> Iterator[Opened]:
         with store_errors():
-            store = open_store(self._url, self._environment)
+            store = open_store(self._url, self._environment, warning)
             if store.size(MARKER_FILE) is not None:
-                above, name = open_checkpoint(self._url, self._environment)
+                above, name = open_checkpoint(self._url, self._environment, warning)
                 yield Opened(above, list, name)
             else:
                 yield Opened(store, lambda: foreign_prefixes(store))

@@ -14,6 +14,7 @@ from resumable_operator.cli.bucket_store import bucket_of_run, sides
 from resumable_operator.cli.checkpoints_common import STEP
 from resumable_operator.cli.checkpoints_reading import Reading, opened_here, pinned, reading
 from resumable_operator.cli.exitcodes import DamagedFound, UsageProblem
+from resumable_operator.cli.output import warning
 from resumable_operator.cli.place import Place, PlacedCommand, cluster_options
 from resumable_operator.cli.progress import bytes_bar
 from resumable_operator.cli.rundir import is_run
@@ -92,7 +93,7 @@ def copy_command(
         raise UsageProblem(f"--source-env is for buckets, and {source} is none")
     source_has, target_has = sides(os.environ, source_env, target_env)
     with store_errors():
-        into = open_store(target, target_has)
+        into = open_store(target, target_has, warning)
     if everything:
         with opened_here(source, place, source_has) as found:
             if found.only is not None:

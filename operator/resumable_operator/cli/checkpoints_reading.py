@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.cli.output import warning
 from resumable_operator.cli.place import Place, checkpoints_at
 from resumable_operator.cli.store_source import Opened, StoreSource, chosen, naming_next_older
 from resumable_operator.decide.assign import store_root
@@ -103,11 +104,7 @@ def pinned(store: Store, name: str, holder: str) -> Iterator[None]:
     with ExitStack() as stack:
         if parse_checkpoint_name(name) and store.size(STORE_FILE) is not None:
             try:
-                stack.enter_context(pins.holding(store, name, holder, HOLD_SECONDS, _warn))
+                stack.enter_context(pins.holding(store, name, holder, HOLD_SECONDS, warning))
             except StorageUnavailable as error:
-                _warn(f"{name} can't be pinned, so the job's retention may delete it meanwhile: {error}")
+                warning(f"{name} can't be pinned, so the job's retention may delete it meanwhile: {error}")
         yield
-
-
-def _warn(text: str) -> None:
-    click.echo(f"warning: {text}", err=True)

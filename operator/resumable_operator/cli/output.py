@@ -7,6 +7,7 @@ import os
 import sys
 from typing import IO, Any
 
+import click
 from rich.console import Console
 
 LONGEST_WORD = 500
@@ -17,6 +18,11 @@ def printable(text: str) -> str:
     """What others have written (a name, a key) without what would steer a terminal, and not endless."""
     shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text[:LONGEST_WORD])
     return shown + ("..." if len(text) > LONGEST_WORD else "")
+
+
+def warning(text: str) -> None:
+    """On standard error, so that it is no part of what is piped."""
+    click.echo(f"warning: {text}", err=True)
 
 
 class LastingOutput:

@@ -96,3 +96,48 @@ def test_without_the_client_it_is_said_what_to_install() -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 2, result.stderr
     assert "needs obstore: pip install" in result.stderr
+
+
+def prefixed(monkeypatch: pytest.MonkeyPatch, s3: S3Server, prefix: str, **changes: str) -> None:
+    for variable, value in {**s3.environment(), **changes}.items():
+        monkeypatch.setenv(f"{prefix}{variable}", value)
+
+
+def test_two_services_with_credentials_of_their_own(bucket: str, rtj, s3: S3Server, monkeypatch) -> None:
+    """Each side is reached with its own variables alone, and with none of the plain ones: these are wrong."""
+    prefixed(monkeypatch, s3, "OLD_")
+    prefixed(monkeypatch, s3, "NEW_")
+    prefixed(monkeypatch, s3, "", AWS_SECRET_ACCESS_KEY="wrong", AWS_ENDPOINT_URL="http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of another account")
+    both = ("--source-env", "OLD_", "--target-env", "NEW_")
+    result = rtj("checkpoints", "copy", bucket, f"{bucket}-kept", *both)
+    assert result.exit_code == 0, result.output
+    assert result.output == f"{bucket}-kept/{checkpoint_name(20, 1)}  7.0 kB copied, verified\n"
+    prefixed(monkeypatch, s3, "")
+    assert rtj("checkpoints", "verify", f"{bucket}-kept").output == f"{checkpoint_name(20, 1)}  ok\n"
+
+
+def test_one_side_may_have_the_plain_variables(bucket: str, rtj, s3: S3Server, monkeypatch, tmp_path) -> None:
+    """And whose credentials are refused is told, with its place."""
+    prefixed(monkeypatch, s3, "OLD_")
+    copied = rtj("checkpoints", "copy", bucket, tmp_path / "far", "--source-env", "OLD_")
+    assert copied.exit_code == 0, copied.output
+    prefixed(monkeypatch, s3, "")
+    prefixed(monkeypatch, s3, "NEW_", AWS_SECRET_ACCESS_KEY="wrong")
+    refused = rtj("checkpoints", "copy", bucket, f"{bucket}-no", "--target-env", "NEW_")
+    assert (refused.exit_code, f"Error: {bucket}-no: " in refused.output) == (6, True), refused.output
+    assert "SignatureDoesNotMatch" in refused.output
+
+
+def test_prefixes_that_can_not_be(bucket: str, rtj, tmp_path) -> None:
+    """None of the variables is there, or there is no bucket for them."""
+    for options, words in (
+        (
+            (bucket, tmp_path / "far", "--source-env", "OLD_"),
+            "no variable OLD_AWS_... is set, such as OLD_AWS_A",
+        ),
+        ((bucket, tmp_path / "far", "--target-env", "X_"), f"{tmp_path / 'far'} is a directory"),
+        ((tmp_path, f"{bucket}-kept", "--source-env", "X_"), "--source-env is for buckets"),
+    ):
+        result = rtj("checkpoints", "copy", *options)
+        assert (result.exit_code, words in result.output) == (2, True), result.output

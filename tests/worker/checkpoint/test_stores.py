@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from resumable_training.checkpoint.engine import CheckpointEngine
-from resumable_training.checkpoint.errors import StoreMisconfigured
-from resumable_training.checkpoint.s3 import split_url
+from resumable_training.checkpoint.errors import StorageUnavailable, StoreMisconfigured
+from resumable_training.checkpoint.s3 import Patience, S3Store, split_url
 from resumable_training.checkpoint.stores import open_checkpoint, open_store
 from resumable_training.contract import exitcodes
 from resumable_training.contract.assignment import CheckpointConfig
@@ -51,3 +51,19 @@ def test_the_client_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(__import__("sys").modules, "obstore.store", None)
     with pytest.raises(StoreMisconfigured, match=r"pip install 'resumable-training\[worker\]'"):
         open_store("s3://bucket/team")
+
+
+def test_a_server_that_is_waited_for_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sits before a terminal need not wonder for a minute; what follows is the same as without."""
+    told: list[str] = []
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    hasty = Patience(request=1.0, connect=1.0, retry=0.2, first_pause=0.01, longest_pause=0.02)
+    store = S3Store("s3://bucket/prefix", hasty, tell=told.append)
+    for _ in range(2):
+        with pytest.raises(StorageUnavailable):
+            store.entries()
+    (text,) = told
+    assert text.startswith("s3://bucket/prefix: ")
+    assert text.endswith("trying again for up to 0 s")

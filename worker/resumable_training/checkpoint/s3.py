@@ -76,15 +76,21 @@ class S3Store:
     visibility_seconds = 2.0  # object storage is consistent today; what is missing is asked for again anyway
 
     def __init__(
-        self, url: str, patience: Patience | None = None, environment: Mapping[str, str] | None = None
+        self,
+        url: str,
+        patience: Patience | None = None,
+        environment: Mapping[str, str] | None = None,
+        tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Raises StoreMisconfigured for an URL without a bucket, and where obstore is not installed.
 
         ``environment``: ``SETTINGS`` for this store alone, above those of the process.
+        ``tell``: told once of a server that is waited for.
         """
         self._bucket, self._prefix = split_url(url)
         self._patience = patience or Patience()
         self._environment = dict(environment or {})
+        self._tell: Callable[[str], None] | None = tell
         self._judged = self._client(retries=0)
 
     def _client(self, *, retries: int, request_seconds: float | None = None) -> Client:
@@ -304,8 +310,14 @@ class S3Store:
                 wait = pause * _CHANCE.uniform(0.5, 1.0)
                 if problem.kind in (MISSING, REFUSED) or time.monotonic() + wait > deadline:
                     raise self._error(name, problem) from error
+                self._tell_of(name, problem, deadline - time.monotonic())
             time.sleep(wait)
             pause = min(2 * pause, self._patience.longest_pause)
+
+    def _tell_of(self, name: str, problem: Problem, left: float) -> None:
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell(f"{self._full(name)}: {problem.text}; trying again for up to {left:.0f} s")
 
     @contextmanager
     def _wrapped(self, name: str) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from resumable_training.checkpoint.errors import StoreMisconfigured
@@ -18,11 +18,16 @@ def is_url(location: str) -> bool:
     return "://" in location
 
 
-def open_store(location: str, environment: Mapping[str, str] | None = None) -> Store:
+def open_store(
+    location: str,
+    environment: Mapping[str, str] | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Store:
     """The store at a directory or an URL; nothing is read yet.
 
     Args:
         environment: variables ``AWS_...`` for this store alone, above those of the process.
+        tell: told once of a server that is waited for.
 
     Raises:
         StoreMisconfigured: an URL that we have no store for, or its client is not installed.
@@ -30,12 +35,16 @@ def open_store(location: str, environment: Mapping[str, str] | None = None) -> S
     if not is_url(location):
         return LocalStore(location)
     if location.startswith(S3_SCHEME):
-        return S3Store(location, environment=environment)
+        return S3Store(location, environment=environment, tell=tell)
     raise StoreMisconfigured(f"{location}: checkpoints go to a directory or to {S3_SCHEME}BUCKET/PREFIX")
 
 
-def open_checkpoint(location: str, environment: Mapping[str, str] | None = None) -> tuple[Store, str]:
-    """The store that one checkpoint lies in, and its name there; ``environment`` as for ``open_store``.
+def open_checkpoint(
+    location: str,
+    environment: Mapping[str, str] | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> tuple[Store, str]:
+    """The store that one checkpoint lies in, and its name there; the rest as for ``open_store``.
 
     Raises:
         StoreMisconfigured: as for ``open_store``, or no name is left.
@@ -46,4 +55,4 @@ def open_checkpoint(location: str, environment: Mapping[str, str] | None = None)
     parent, _, name = location.rstrip("/").rpartition("/")
     if not name or parent.endswith(":/"):
         raise StoreMisconfigured(f"{location} is a bucket, not a checkpoint in one")
-    return open_store(parent, environment), name
+    return open_store(parent, environment, tell), name
