@@ -264,7 +264,7 @@ PROGRESS = Row(
         ),
         Panel(
             "Step time",
-            "Median over rank 0's steps, against the recent mean of the slowest rank of its worker.",
+            "Median over rank 0's steps, against the recent mean of the slowest of all ranks.",
             "lines",
             "s",
             (

@@ -103,6 +103,11 @@ def _ledger_time(job: Job, now: float) -> int:
 
 
 def _began(job: Job) -> bool:
+def _slowest_rank(job: Job, _now: float) -> Values:
+    attempt = job.status.attempt
+    return attempt.slowest_step_seconds or None if attempt.state in ("running", "draining") else None
+
+
     return job.status.ledger.started_at > 0
 
 
@@ -195,6 +200,7 @@ JOB_FAMILIES = (
         lambda job, _now: float(job.status.high_water_step),
     ),
     Family(
+    Family(names.STEP_SLOWEST_RANK_SECONDS, "Recent step time of the slowest rank.", _slowest_rank),
         names.LAST_PROGRESS_TIMESTAMP_SECONDS,
         "When a rank last reported progress.",
         lambda job, _now: job.status.attempt.last_progress_at,

@@ -158,6 +158,8 @@ class AttemptStatus(StatusModel):
     rank0_returned_at: Time | None = None  # rank 0 returned 0
     left: Evidence | None = None  # the first other rank that returned 0, as a witness against itself
     last_progress_at: Time | None = None  # newest report of a rank
+    slowest_worker: str = ""  # the one with the slowest rank lately
+    slowest_step_seconds: float = 0.0  # recent step time of that rank; 0: no step was told
     doomed: tuple[str, ...] = ()  # members whose agent got a SIGTERM
     silent_since: dict[str, Time] = Field(default_factory=dict)  # members never heard by this operator
     processes: int = 0  # ranks per worker, as applied

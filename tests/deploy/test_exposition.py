@@ -28,7 +28,7 @@ def of_operator() -> str:
 def of_agent() -> str:
     worker = WorkerMetrics("ns/train")
     worker.fold(events.CHECKPOINT, 1, {"rank": 0, "bytes": 10, "blocking_ms": 5, "durable_ms": 7})
-    return worker.render(True, 0.5)
+    return worker.render(True)
 
 
 PAGES = {"operator": of_operator, "agent": of_agent, "both as one": lambda: of_operator() + of_agent()}

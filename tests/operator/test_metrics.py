@@ -41,7 +41,7 @@ LEDGER = LedgerStatus(
 ENDING = Interruption(attempt=1, cause="crash", recover_seconds=5.0)
 STATUS = JobStatus(
     phase="Running",
-    attempt=AttemptStatus(number=4, state="running", last_progress_at=1999.0),
+    attempt=AttemptStatus(number=4, state="running", last_progress_at=1999.0, slowest_step_seconds=2.5),
     size=2,
     replicas=3,
     step=90,
@@ -69,6 +69,7 @@ SPECIFIED = {
     "resumable_step": ("gauge", ""),
     "resumable_high_water_step": ("gauge", ""),
     "resumable_running": ("gauge", ""),
+    "resumable_step_slowest_rank_seconds": ("gauge", ""),
     "resumable_unsettled_seconds": ("gauge", ""),
     "resumable_last_progress_timestamp_seconds": ("gauge", ""),
     "resumable_checkpoint_last_success_timestamp_seconds": ("gauge", ""),
@@ -79,7 +80,6 @@ SPECIFIED = {
 # And the agent of rank 0.
 SPECIFIED_OF_AGENTS = {
     "resumable_step_seconds": "histogram",
-    "resumable_step_slowest_rank_seconds": "gauge",
     "resumable_data_wait_seconds_total": "counter",
     "resumable_checkpoint_blocking_seconds": "histogram",
     "resumable_checkpoint_durable_seconds": "histogram",
@@ -138,6 +138,7 @@ def test_plain_values() -> None:
         names.LAST_PROGRESS_TIMESTAMP_SECONDS: 1999.0,
         names.CHECKPOINT_LAST_SUCCESS_TIMESTAMP_SECONDS: 1990.0,
         names.UNSETTLED_SECONDS: 100.0,
+        names.STEP_SLOWEST_RANK_SECONDS: 2.5,
     }
     seen = of_one()
     assert {name: seen[name] for name in expected} == expected
@@ -261,6 +262,33 @@ def test_what_is_not_known_is_not_exported() -> None:
     )
     assert [name for name in unknown if name in seen] == []
     assert seen[names.UNSETTLED_SECONDS] == {("train",): 0.0}
+
+
+def test_slowest_rank_of_an_attempt_that_runs() -> None:
+    """One that has ended has none, and neither has one that has told no step."""
+    ended = STATUS.attempt.model_copy(update={"state": "ended"})
+    fresh = STATUS.attempt.model_copy(update={"slowest_step_seconds": 0.0})
+    for attempt in (ended, fresh):
+        assert names.STEP_SLOWEST_RANK_SECONDS not in of_one(attempt=attempt)
+
+
+def test_each_job_is_on_the_page_of_its_own_operator() -> None:
+    """One that another looks after is left to that one; so are those it has finished, as long as it is heard
+    of at any job."""
+
+    def of(operator: str, at: float | None, phase: str = "Running") -> Job:
+        changes = {"operator": operator, "operator_at": at, "phase": phase}
+        return job(f"{operator or 'new'}-{phase}".lower(), STATUS.model_copy(update=changes))
+
+    new, own, before = of("", None), of("own", NOW - 1000), of("previous", NOW)
+    theirs, finished = of("other", NOW - 10), of("other", NOW - 1e6, "Succeeded")
+    mine = [new, own, before]
+    operators = ("own", "previous")
+    assert metrics.looked_after([*mine, theirs, finished], operators, NOW) == mine
+    assert metrics.looked_after([*mine, finished], operators, NOW) == [*mine, finished], "it has gone"
+    gone = of("other", NOW - 200)
+    assert metrics.looked_after([*mine, gone, finished], operators, NOW) == [*mine, gone, finished]
+    assert metrics.looked_after([*mine, theirs], (), NOW) == [*mine, theirs], "there can be no other"
 
 
 def test_finished_job_waits_for_nothing() -> None:

@@ -142,8 +142,22 @@ def _progress(draft: Draft, timed: TimedEvent) -> None:
             high_water_step=max(draft.status.high_water_step, report.step),
             high_water_samples=max(draft.status.high_water_samples, report.samples),
         )
+        _note_slowest(draft, timed.worker, report)
     if report.rank == 0:
         _progress_of_rank_zero(draft, report, settled_at)
+
+
+def _note_slowest(draft: Draft, worker: str, report: ProgressReport) -> None:
+    """Keep the slowest of what workers tell of their ranks.
+
+    Only one of them is remembered, however many there are. When it speaks again its new time counts, be it
+    shorter; then the next report of a slower one takes its place, so that the truth is a report away.
+    """
+    told, attempt = report.slowest_step_seconds or report.step_seconds, draft.attempt
+    if not 0 < told < _LARGEST:
+        return
+    if worker == attempt.slowest_worker or told > attempt.slowest_step_seconds:
+        draft.set_attempt(slowest_worker=worker, slowest_step_seconds=told)
 
 
 def _progress_of_rank_zero(draft: Draft, report: ProgressReport, settled_at: float) -> None:

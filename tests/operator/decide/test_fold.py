@@ -65,6 +65,26 @@ def test_progress_moves_step_and_high_water() -> None:
     assert folded.uses_library is True
 
 
+def test_the_slowest_of_all_workers() -> None:
+    """Whoever has the slowest rank; when it has become faster, the next slower one is one report away."""
+
+    def told(seq: int, worker: str, seconds: float, **more: Any) -> TimedEvent:
+        seen = progress(seq, 30, rank=8, slowest_step_seconds=seconds, step_seconds=0.1, **more)
+        event = replace(seen.event, boot_id=worker)
+        return replace(seen, worker=worker, event=event)
+
+    def slowest(*found: TimedEvent, status: JobStatus = BASE) -> tuple[str, float]:
+        attempt = fold(list(found), status).status.attempt
+        return attempt.slowest_worker, attempt.slowest_step_seconds
+
+    assert slowest(told(1, "a", 0.5), told(1, "b", 0.7), told(1, "c", 0.6)) == ("b", 0.7)
+    before = fold([told(1, "a", 0.5), told(1, "b", 0.7)]).status
+    assert slowest(told(2, "b", 0.4), status=before) == ("b", 0.4)
+    assert slowest(told(2, "b", 0.4), told(2, "a", 0.5, at=111.0), status=before) == ("a", 0.5)
+    assert slowest(told(1, "old", 0.0)) == ("old", 0.1), "an older agent tells of one rank only"
+    assert slowest(told(1, "a", 0.5, phase="setup"), told(2, "a", float(2**60))) == ("", 0.0)
+
+
 def test_setup_does_not_reset_the_step() -> None:
     """Before it has restored, a rank knows no step."""
     status = BASE.model_copy(update={"step": 40})

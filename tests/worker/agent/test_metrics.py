@@ -70,11 +70,6 @@ def test_checkpoints() -> None:
     assert value(text, metrics.CHECKPOINT_DURABLE_SECONDS + "_sum") == 4.0
 
 
-def test_slowest_rank() -> None:
-    """What the agent sees of its own ranks when it is asked."""
-    assert value(WorkerMetrics("local/train").render(True, 0.7), metrics.STEP_SLOWEST_RANK_SECONDS) == 0.7
-
-
 def test_everything_is_there_from_0_on() -> None:
     """A rate needs a counter's 0: all series are shown before anything happens, and there are no others."""
     text = WorkerMetrics("local/train").render(True)

@@ -74,11 +74,6 @@ class Attempt:
         return [rank for rank in self.ranks if rank.alive]
 
     @property
-    def slowest_step_seconds(self) -> float:
-        """The longest recent step of the ranks here; 0 while none has done one."""
-        return max((rank.progress.step_seconds for rank in self.ranks if rank.progress), default=0.0)
-
-    @property
     def ending(self) -> bool:
         """Its end is decided, or it is over."""
         return self._pending is not None or self.finished.is_set()
@@ -263,7 +258,9 @@ class Attempt:
         """Look at the ranks; report, drain and find hangs. ``awake_since``: see ``hang.find_hang``."""
         for rank in self.alive:
             rank.look(now)
-        report = self._reporter.due(now) if self._reporter and self.alive else None
+        report = (
+            self._reporter.due(now, self._slowest_step_seconds()) if self._reporter and self.alive else None
+        )
         if report:
             self._emit(events.PROGRESS, report)
         if not self.ending:
@@ -289,6 +286,11 @@ class Attempt:
         return any(rank.speaker for rank in self.ranks)
 
     def _watch_for_hang(self, now: float, awake_since: float) -> None:
+    def _slowest_step_seconds(self) -> float:
+        """The longest recent step of the ranks here; 0 while none has done one."""
+        steps = [rank.progress.step_seconds for rank in self.ranks if rank.progress]
+        return max((step for step in steps if step < float("inf")), default=0.0)
+
         if self._hang_task is not None or self.ending:
             return
         hang = find_hang([rank.view() for rank in self.alive], self.limits, now, awake_since)
@@ -361,7 +363,7 @@ class Attempt:
         tail = await self._last_lines(rank)
         now = time.monotonic()
         rank.read_page()
-        report = self._reporter.final(now) if self._reporter else None
+        report = self._reporter.final(now, self._slowest_step_seconds()) if self._reporter else None
         if report:
             self._emit(events.PROGRESS, report)
         assert rank.code is not None

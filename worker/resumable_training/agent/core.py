@@ -207,9 +207,7 @@ class Agent:
 
     def metrics(self) -> str:
         attempt = self._attempt
-        if attempt is None:
-            return self._metrics.render(False)
-        return self._metrics.render(attempt.assignment.member().first_rank == 0, attempt.slowest_step_seconds)
+        return self._metrics.render(attempt is not None and attempt.assignment.member().first_rank == 0)
 
     def state(self) -> AgentState:
         attempt = self._attempt

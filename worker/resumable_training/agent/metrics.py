@@ -91,22 +91,13 @@ class WorkerMetrics:
         if steps and step_seconds > 0:
             self._step_seconds.observe(step_seconds, steps)
 
-    def render(self, has_rank_0: bool, slowest_step_seconds: float = 0.0) -> str:
-        """The page; without rank 0 it is empty.
-
-        Args:
-            slowest_step_seconds: of the ranks of this worker, the longest recent step; 0: not known.
-        """
+    def render(self, has_rank_0: bool) -> str:
+        """The page; without rank 0 it is empty."""
         if not has_rank_0:
             return ""
         labels = self._labels
         parts = [
             self._gauge(metrics.AGENT_STEP, "Steps done, as rank 0 has told.", self._step),
-            self._gauge(
-                metrics.STEP_SLOWEST_RANK_SECONDS,
-                "Recent step time of the slowest rank of rank 0's worker.",
-                slowest_step_seconds,
-            ),
             self._counter(metrics.SAMPLES_TOTAL, "Samples trained, repeated ones too.", self._samples),
             self._counter(
                 metrics.DATA_WAIT_SECONDS_TOTAL, "Seconds waited for the loader.", self._data_wait_ms / 1000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Optional
 
@@ -92,18 +92,24 @@ class Reporter:
         self._last: Optional[ProgressReport] = None
         self._last_at = float("-inf")
 
-    def due(self, now: float) -> Optional[ProgressReport]:
-        """A report to send now, or None."""
-        report = self._rank.report(now)
+    def due(self, now: float, slowest_step_seconds: float) -> Optional[ProgressReport]:
+        """A report to send now, or None. ``slowest_step_seconds``: of all ranks of the worker."""
+        report = self._report(now, slowest_step_seconds)
         if report is None or report == self._last or now - self._last_at < self._period(report):
             return None
         return self._note(report, now)
 
-    def final(self, now: float) -> Optional[ProgressReport]:
+    def final(self, now: float, slowest_step_seconds: float) -> Optional[ProgressReport]:
         """The last report, whenever the one before was: nothing that was done is lost."""
         self._rank.read_page()
-        report = self._rank.report(now)
+        report = self._report(now, slowest_step_seconds)
         return self._note(report, now) if report is not None and report != self._last else None
+
+    def _report(self, now: float, slowest_step_seconds: float) -> Optional[ProgressReport]:
+        report = self._rank.report(now)
+        if report is None or not report.uses_library:
+            return report
+        return replace(report, slowest_step_seconds=slowest_step_seconds)
 
     def _note(self, report: ProgressReport, now: float) -> ProgressReport:
         self._last, self._last_at = report, now

@@ -78,6 +78,7 @@ class ProgressReport:
     rework_steps: int = 0
     step_seconds: float = 0.0  # recent step time
     loss: Optional[float] = None
+    slowest_step_seconds: float = 0.0  # of all ranks of its worker, the longest; 0: not known
     uses_library: bool = True
 
 
