@@ -25,6 +25,7 @@ from prometheus_client.registry import Collector
 
 from resumable_operator.decide.assign import mtbf_seconds
 from resumable_operator.decide.budget import remaining
+from resumable_operator.decide.claim import hands_off_seconds
 from resumable_operator.decide.goodput import goodput
 from resumable_operator.decide.ledger import milliseconds, unsettled_ms
 from resumable_operator.decide.observation import Job
@@ -102,12 +103,12 @@ def _ledger_time(job: Job, now: float) -> int:
     return job.status.ledger.settled_at if over else milliseconds(now)
 
 
-def _began(job: Job) -> bool:
 def _slowest_rank(job: Job, _now: float) -> Values:
     attempt = job.status.attempt
     return attempt.slowest_step_seconds or None if attempt.state in ("running", "draining") else None
 
 
+def _began(job: Job) -> bool:
     return job.status.ledger.started_at > 0
 
 
@@ -199,8 +200,8 @@ JOB_FAMILIES = (
         "Highest step ever done.",
         lambda job, _now: float(job.status.high_water_step),
     ),
-    Family(
     Family(names.STEP_SLOWEST_RANK_SECONDS, "Recent step time of the slowest rank.", _slowest_rank),
+    Family(
         names.LAST_PROGRESS_TIMESTAMP_SECONDS,
         "When a rank last reported progress.",
         lambda job, _now: job.status.attempt.last_progress_at,
@@ -295,3 +296,17 @@ def jobs_page() -> JobsPage:
 def render(own: CollectorRegistry, jobs: Iterable[Job], now: float, accept: str) -> tuple[bytes, str]:
     """Everything, once, in the format that ``accept`` asks for, with its content type."""
     return jobs_page().render(own, jobs, now, accept)
+
+
+def looked_after(jobs: Iterable[Job], operators: tuple[str, ...], now: float) -> list[Job]:
+    """Those that no other operator exports: each job is on one page only, or sums over all would be wrong.
+
+    An operator says so at jobs that it works on; of finished or suspended ones it does not. So what names
+    another is left to it as long as that one speaks at any job.
+
+    Args:
+        operators: names of this operator, as of ``hands_off_seconds``.
+    """
+    seen = list(jobs)
+    others = {job.status.operator for job in seen if hands_off_seconds(job.status, operators, now)}
+    return [job for job in seen if job.status.operator not in others]

@@ -25,6 +25,7 @@ from resumable_operator.cluster.kube_cache import KubeCache
 from resumable_operator.cluster.kube_compare import pause_seconds
 from resumable_operator.cluster.kube_errors import NotFound
 from resumable_operator.cluster.kubernetes import KubernetesCluster, KubernetesSettings
+from resumable_operator.decide.observation import Job
 from resumable_operator.errors import ClusterRefused, FatalError, RetryableError
 from resumable_operator.garbage import Garbage
 from resumable_operator.health import Health, application, serving
@@ -68,8 +69,10 @@ class Foundation:
 
     async def metrics_page(self, accept: str) -> tuple[bytes, str]:
         """Everything for Prometheus."""
-        jobs = await self.cluster.jobs() if self.cluster else []
-        return await self.page.render_in_slices(self.registry, jobs, self.clock.now(), accept)
+        jobs, now = list[Job](), self.clock.now()
+        if self.cluster is not None:
+            jobs = metrics.looked_after(await self.cluster.jobs(), self.cluster.operators(), now)
+        return await self.page.render_in_slices(self.registry, jobs, now, accept)
 
 
 async def run(options: Options) -> None:
