@@ -1,8 +1,13 @@
 """What passes ask of the cluster, one pass after the other. ``reconcile`` is the only caller.
 
 A recovery needs what agents answer, and seldom what the API server says to a pod that is to be made or to an
-Event, which is late when there is much to do. So a pass may leave its changes behind. Those of a job's next
-pass begin when these are done, whether they were left or not: nothing overtakes.
+Event, which is late when there is much to do. So a pass may leave such changes behind. Those of a job's next
+pass begin when these are done, whether they were left or not: nothing overtakes. At most one pass's are left
+at a time: where the API server is slow, passes are no quicker than it.
+
+To the next pass it is as if the operator had died after the status was written. What differs is that the
+changes still come, after that pass has decided. ``may_wait`` names those that do no harm then: a pod too many
+is seen and deleted; one that has ended can't be needed any more.
 """
 
 from __future__ import annotations
@@ -11,7 +16,21 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from resumable_operator.decide.actions import Action, CreateWorker, DeleteWorker, EmitEvent
+
 Work = Callable[[], Coroutine[Any, Any, int]]  # answers with the number of failures
+
+
+def may_wait(rows: dict[str, list[Action]]) -> bool:
+    """Whether all may be done when the job's next pass has decided. That one may have chosen any worker to
+    take part but those that are deleted without grace: they have ended, or never began."""
+    return all(_may_wait(action) for row in rows.values() for action in row)
+
+
+def _may_wait(action: Action) -> bool:
+    if isinstance(action, DeleteWorker):
+        return action.grace_seconds <= 0
+    return isinstance(action, CreateWorker | EmitEvent)
 
 
 class Changes:
@@ -26,6 +45,10 @@ class Changes:
         self._newest: dict[str, asyncio.Task[int]] = {}
         self._tasks: set[asyncio.Task[int]] = set()
         self._broken: asyncio.Future[None] | None = None
+
+    def pending(self, key: str) -> bool:
+        """Whether something that was begun for the job is not done."""
+        return key in self._newest
 
     def begin(self, key: str, work: Work) -> asyncio.Task[int]:
         """Do ``work`` when all that was begun for the job before is done."""

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from resumable_operator.changes import Changes, Work
+from resumable_operator.changes import Changes, Work, may_wait
+from resumable_operator.decide.actions import Action, CreateWorker, DeleteJob, DeleteWorker, EmitEvent
 
 
 def noted(log: list[str], name: str, gate: asyncio.Event | None = None, failures: int = 0) -> Work:
@@ -77,3 +78,31 @@ async def test_closing_ends_all() -> None:
     changes.close()
     _, left = await asyncio.wait(tasks, timeout=5)
     assert (left, told, log) == (set(), [], ["first begins"])
+
+
+@pytest.mark.parametrize(
+    ("action", "may"),
+    [
+        (CreateWorker("w-0-1", 0, 1), True),
+        (EmitEvent("Normal", "Started", "go"), True),
+        (DeleteWorker("w-0-1", 0.0, "it has ended"), True),
+        (DeleteWorker("w-0-1", 5.0, "too many"), False),
+        (DeleteJob("its time is over"), False),
+    ],
+)
+def test_what_may_wait(action: Action, may: bool) -> None:
+    """What ends nothing that lives; one that may not is enough to wait for all."""
+    harmless: list[Action] = [EmitEvent("Normal", "Started", "go")]
+    assert may_wait({"w-0-1": [action], "": harmless}) is may
+    assert may_wait({"": harmless, "w-0-1": [*harmless, action]}) is may
+
+
+async def test_what_is_pending() -> None:
+    """From its beginning until it has ended; of one job only."""
+    gate, changes = asyncio.Event(), Changes(lambda _key, _failures: None)
+    task = changes.begin("a", noted([], "first", gate))
+    assert (changes.pending("a"), changes.pending("b")) == (True, False)
+    gate.set()
+    await task
+    await asyncio.sleep(0)
+    assert not changes.pending("a")
