@@ -27,7 +27,7 @@ from resumable_operator.errors import AgentNotBelieved, AgentRefused, AgentUnrea
 from resumable_training.contract import signing
 from resumable_training.contract.assignment import Assignment, Member, Request
 from resumable_training.contract.codec import from_json, from_plain, to_json
-from resumable_training.contract.events import HEARTBEAT_SECONDS, AgentState
+from resumable_training.contract.events import HEARTBEAT_SECONDS, SILENT_SECONDS, AgentState
 
 __all__ = ["AgentClient", "Beat", "Endpoint", "EventStream", "assignment_json", "new_session", "silent_after"]
 
@@ -40,7 +40,7 @@ Answer = TypeVar("Answer", Reply, "Connection | Reply")
 
 def silent_after(heartbeat_seconds: float) -> float:
     """How long a stream that was asked for such heartbeats may be quiet before it counts as broken."""
-    return max(6 * HEARTBEAT_SECONDS, 2 * heartbeat_seconds + 1.0)
+    return max(SILENT_SECONDS, 2 * heartbeat_seconds + 1.0)
 
 
 _NO_MEMBERS = b'"members":[]'

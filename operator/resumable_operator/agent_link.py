@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from resumable_operator.agent_client import AgentClient, Beat, EventStream, silent_after
 from resumable_operator.clock import Clock
 from resumable_operator.decide.observation import Agent, Distrust, TimedEvent
-from resumable_operator.errors import AgentNotBelieved, AgentUnreachable
+from resumable_operator.errors import AgentNotBelieved, AgentRefused, AgentUnreachable
 from resumable_training.contract import CONTRACT_VERSION, SUPPORTED_CONTRACT_VERSIONS, events
 from resumable_training.contract.codec import from_plain
 from resumable_training.contract.events import HEARTBEAT_SECONDS, AgentState, Event
@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_RETRY_SECONDS = 0.1
 LAST_RETRY_SECONDS = 2.0
+LASTED_SECONDS = 1.0  # a stream that was open for so long is opened again at once when it breaks
 LAST_WORDS_SECONDS = 0.5
 OPENED_AT_ONCE = 100
 LARGEST = 2**53  # of an agent's numbers and of its clock; what is beyond is nonsense
@@ -52,6 +53,7 @@ class Link:
     cursors: dict[str, int]
     changed: Callable[[], None]
     progressed: Callable[[], None]
+    told: Callable[[Event], None]  # an event that is no progress
     wanted_heartbeat: Callable[[], float]
     gates: Gates
     events: list[TimedEvent] = field(default_factory=list)
@@ -59,6 +61,7 @@ class Link:
     connected: bool = False
     last_heard: float | None = None
     finished: bool = False
+    refused: bool = False  # when asked just now nobody listened, or, called lost by its neighbour, answered
     distrust: Distrust | None = None
     opened_at: float = field(init=False)
     _asked: tuple[int, float] = (0, 0.0)  # attempt whose assignment was sent first when
@@ -69,6 +72,8 @@ class Link:
     _boot_id: str = ""
     _offset: float | None = None  # operator's clock minus the agent's
     _task: asyncio.Task[None] | None = None
+    _check_task: asyncio.Task[None] | None = None
+    _open_since: float = 0.0
     _retry: float = FIRST_RETRY_SECONDS
     _broken: asyncio.Event = field(default_factory=asyncio.Event)  # the stream is not open now
 
@@ -106,6 +111,7 @@ class Link:
             known_since=max(self.opened_at, awake_since),
             asked_attempt=self._asked[0],
             asked_since=self._asked[1],
+            refused=self.refused,
         )
 
     def ask(self, attempt: int) -> None:
@@ -117,6 +123,7 @@ class Link:
         """Take note of the state in a reply."""
         self._check_state(state)
         self.last_heard = self.clock.now()
+        self._set_refused(False)
         if state.boot_id == self._boot_id:
             self._take(state)
         return state
@@ -131,9 +138,10 @@ class Link:
 
     async def close(self) -> None:
         self.finished, self.connected = True, False
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [task for task in (self._task, self._check_task) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self) -> None:
         """Keep the stream open, with a pause that grows from break to break."""
@@ -146,9 +154,29 @@ class Link:
             except AgentUnreachable as error:
                 logger.debug("%s", error)
                 self._distrust(None)
+                self._set_refused(isinstance(error.__cause__, ConnectionRefusedError))
+            lasted = self.connected and self.clock.now() - self._open_since >= LASTED_SECONDS
             self._set_connected(False)
+            if lasted:
+                continue  # who is there now? It may tell at once that nobody is
             await asyncio.sleep(self._retry * random.uniform(0.5, 1.0))  # noqa: S311 -- spreads reconnects
             self._retry = min(2 * self._retry, LAST_RETRY_SECONDS)
+
+    def check(self) -> None:
+        """Ask it now, whatever its stream says; ``refused`` is what comes of it."""
+        if self._check_task is None or self._check_task.done():
+            self._check_task = asyncio.create_task(self._check_now(), name=f"check of {self.worker}")
+
+    async def _check_now(self) -> None:
+        began = self.clock.now()
+        try:
+            self.answered(await self.client.state())
+        except (AgentNotBelieved, AgentRefused) as error:
+            logger.debug("%s", error)  # somebody is there
+        except AgentUnreachable as error:
+            logger.debug("%s", error)
+            if self.last_heard is None or self.last_heard < began:
+                self._set_refused(True)
 
     async def _read_stream(self) -> bool:
         """Read until it ends; true when it is to be opened again, with other heartbeats."""
@@ -196,6 +224,11 @@ class Link:
             logger.warning("%s", distrust.message)
         self.changed()
 
+    def _set_refused(self, refused: bool) -> None:
+        if refused != self.refused:
+            self.refused = refused
+            self.changed()
+
     def _hear_beat(self, beat: Beat) -> None:
         now = self._heard_at(beat.now_ms)
         self._note_offset(beat.now_ms, now)
@@ -212,10 +245,18 @@ class Link:
         self._check(agent_ms)
         self.last_heard = self.clock.now()
         self._distrust(None)
+        self._set_refused(False)
         return self.last_heard
 
     def _check_state(self, state: AgentState) -> None:
-        self._check(state.now_ms, state.attempt, state.last_seq, state.first_seq, state.master_port)
+        self._check(
+            state.now_ms,
+            state.attempt,
+            state.last_seq,
+            state.first_seq,
+            state.master_port,
+            state.next_port,
+        )
 
     def _check(self, *numbers: int) -> None:
         """Raises: AgentNotBelieved: they count nothing that there is, and would spoil what is counted."""
@@ -244,6 +285,7 @@ class Link:
                 self.progressed()
             else:
                 self.changed()
+                self.told(event)
         self._set_connected(True)
 
     def _hear_snapshot(self, state: AgentState, now: float) -> None:
@@ -287,7 +329,7 @@ class Link:
 
     def _set_connected(self, connected: bool) -> None:
         if connected != self.connected:
-            self.connected = connected
+            self.connected, self._open_since = connected, self.clock.now()
             self.changed()
         if connected:
             self._broken.clear()

@@ -23,18 +23,20 @@ from resumable_operator.agent_link import Gates, Link
 from resumable_operator.clock import Clock
 from resumable_operator.decide.observation import Agent, TimedEvent
 from resumable_operator.errors import AgentUnreachable
+from resumable_training.contract import events
 from resumable_training.contract.assignment import Assignment, Request
 from resumable_training.contract.events import (
     HEARTBEAT_SECONDS,
     SLOWEST_HEARTBEAT_SECONDS,
     AgentState,
+    Event,
 )
 
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.5
 TURNS_A_SECOND = 1500  # of all streams together; about a tenth of a core
-GAP_SECONDS = 3.0  # between ticks: this process was paused
+GAP_SECONDS = 1.5  # between ticks: this process was paused
 
 
 class AgentPool:
@@ -46,20 +48,27 @@ class AgentPool:
         self._session: Session | None = None
         self._on_change: Callable[[str], None] = lambda _key: None
         self._on_progress: Callable[[str], None] = lambda _key: None
+        self._on_event: Callable[[str, str, Event], None] = lambda _key, _worker, _event: None
         self._ticked_at, self._awake_since = time.monotonic(), clock.now()
         self._ticker: asyncio.Task[None] | None = None
         self._heartbeat_seconds = HEARTBEAT_SECONDS
         self._gates = Gates()
 
     def subscribe(
-        self, on_change: Callable[[str], None], on_progress: Callable[[str], None] | None = None
+        self,
+        on_change: Callable[[str], None],
+        on_progress: Callable[[str], None] | None = None,
+        on_event: Callable[[str, str, Event], None] | None = None,
     ) -> None:
         """Call ``on_change(job_key)`` when an agent says something new or its stream breaks or is back.
 
         Progress reports, most of all events by far, are told to ``on_progress`` instead, if that is given.
+        ``on_event(job_key, worker, event)`` gets each other event as it comes.
         """
         self._on_change = on_change
         self._on_progress = on_progress or on_change
+        if on_event is not None:
+            self._on_event = on_event
 
     async def sync(self, job_key: str, endpoints: Iterable[Endpoint], cursors: dict[str, int]) -> None:
         """Make the streams those of ``endpoints``: open new ones, end those of workers that are gone.
@@ -150,11 +159,20 @@ class AgentPool:
             dict(cursors),
             lambda: self._on_change(job_key),
             lambda: self._on_progress(job_key),
+            lambda event: self._heard(job_key, endpoint.worker, event),
             lambda: self._heartbeat_seconds,
             self._gates,
         )
         link.start()
         return link
+
+    def _heard(self, job_key: str, worker: str, event: Event) -> None:
+        """Whom another agent can't reach is asked by us, too: a stream that beats seldom would tell late."""
+        self._on_event(job_key, worker, event)
+        peer = event.data.get("worker") if event.kind == events.PEER_UNREACHABLE else None
+        link = self._jobs.get(job_key, {}).get(str(peer))
+        if link is not None and not link.finished:
+            link.check()
 
     async def _tick(self) -> None:
         while True:

@@ -26,6 +26,7 @@ class FakeAgent:
         self.state = AgentState(boot_id=boot_id, worker=worker)
         self.calls: list[tuple[str, str, dict[str, Any]]] = []
         self.answer: tuple[int, dict[str, Any]] | None = None  # instead of the state
+        self.deaf = False  # calls are cut off; its streams stay
         self.forge = ""  # "reply" or "line": sign those with another key
         self.asked_after: list[int] = []
         self.asked_heartbeats: list[str] = []
@@ -102,6 +103,8 @@ class FakeAgent:
 
     async def _call(self, request: web.Request) -> web.Response:
         body = await request.read()
+        if self.deaf and request.transport is not None:
+            request.transport.close()
         denied = self._admit(request, body)
         if denied:
             return self._denied(denied)

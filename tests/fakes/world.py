@@ -43,7 +43,7 @@ STEP_SECONDS = 0.1
 SAMPLES_PER_STEP = 8
 HANG_SECONDS = 2.0
 UNPLACED = ("Unschedulable", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
-HEARTBEAT_LOST_SECONDS = 3.0
+HEARTBEAT_LOST_SECONDS = 2.5
 
 
 @dataclass
@@ -67,10 +67,11 @@ class FakeAgent:
     state: str = "idle"
     outcome: str | None = None
     master_port: int = 0
+    next_port: int = 0  # that it holds ready; 0: an agent that knows of no such thing
     resume_from: str = ""  # what it finds in the store
     terminating: bool = False
     hung_since: float | None = None
-    cut: str = ""  # "", "operator" or "all"
+    cut: str = ""  # "", "operator", "all", or "dead": its machine refuses connections
     cut_since: float = 0.0
     log: list[Event] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
@@ -122,6 +123,7 @@ class World:
         self.plans: list[act.Plan] = []
         self.crash_code: int | None = None  # every rank 0 ends with it right after its start
         self.final_step = 0
+        self.holds_ports = True  # False: agents of an older version
         self.library = True  # False: the script knows torchrun's environment only
         self.problems: tuple[Problem, ...] | None = ()  # what the cluster would find in the spec
         self.quota: int | None = None  # workers that the cluster allows; more are refused
@@ -246,6 +248,7 @@ class World:
             known_since=self.operator_since,
             asked_attempt=asked,
             asked_since=since,
+            refused=agent.cut == "dead",
         )
 
     def _state(self, agent: FakeAgent) -> AgentState:
@@ -256,6 +259,7 @@ class World:
             attempt=assignment.attempt if assignment else 0,
             digest=assignment.digest if assignment else "",
             master_port=agent.master_port,
+            next_port=agent.next_port,
             resume_from=agent.resume_from if assignment else "",
             state=agent.state,
             outcome=agent.outcome,
@@ -274,7 +278,7 @@ class World:
         if peer is None or not peer.alive:
             return names[(names.index(agent.name) + 1) % len(names)]
         lost = peer.cut == "all" and self.now - peer.cut_since >= HEARTBEAT_LOST_SECONDS
-        return peer.name if lost else None
+        return peer.name if lost or peer.cut == "dead" else None
 
     # ---- what actions do ----------------------------------------------------------------------------
 
@@ -304,9 +308,9 @@ class World:
             return
         self.refusal = None
         self._boots += 1
-        self.agents[action.name] = FakeAgent(
-            action.name, action.place, action.incarnation, self.now, f"boot-{self._boots}"
-        )
+        made = FakeAgent(action.name, action.place, action.incarnation, self.now, f"boot-{self._boots}")
+        made.next_port = 21000 + 100 * self._boots if self.holds_ports else 0
+        self.agents[action.name] = made
 
     def _delete(self, action: act.DeleteWorker) -> None:
         agent = self.agents.get(action.name)
@@ -348,7 +352,9 @@ class World:
             return
         self._break_group(agent)
         agent.assignment, agent.state, agent.outcome, agent.hung_since = assignment, "running", None, None
-        agent.master_port = assignment.master_port or 20000 + assignment.attempt
+        agent.master_port = assignment.master_port or agent.next_port or 20000 + assignment.attempt
+        if agent.master_port == agent.next_port:
+            agent.next_port += 1
         assert assignment.master_port or assignment.members[0].worker == agent.name, (
             "port before rank 0 chose"
         )
@@ -386,6 +392,13 @@ class World:
         if agent.training:
             self._rank_exit(agent, code, tail=tail)
             self._end(agent, events.FAILED)
+
+    def kill_agent(self, name: str) -> None:
+        """With its ranks; its cluster does not know yet, and shows the worker as running."""
+        agent = self.agents[name]
+        self.cut(name, "dead")
+        self._break_group(agent)
+        agent.state = "ended"
 
     def hang(self, name: str) -> None:
         if self.agents[name].training:

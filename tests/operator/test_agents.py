@@ -133,6 +133,51 @@ async def test_silent_peer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         server.close()
 
 
+async def test_a_dead_agent_is_told_at_once(agent: FakeAgent, pool: AgentPool) -> None:
+    """Its stream breaks and nobody listens any more, which is known without waiting for silence; until it is
+    back."""
+    await pool.sync(JOB, [endpoint(agent)], {})
+    await until(lambda: pool.agents(JOB)["w-0-1"].connected)
+    woken: list[str] = []
+    pool.subscribe(woken.append)
+    await agent.__aexit__()
+    await until(lambda: pool.agents(JOB)["w-0-1"].refused)
+    seen = pool.agents(JOB)["w-0-1"]
+    assert not seen.connected
+    assert seen.last_heard is not None
+    assert woken
+    await agent.__aenter__()
+    await until(lambda: pool.agents(JOB)["w-0-1"].connected)
+    assert not pool.agents(JOB)["w-0-1"].refused
+
+
+async def test_whom_a_neighbour_calls_lost_is_asked(agent: FakeAgent, pool: AgentPool) -> None:
+    """A stream of few heartbeats would tell late whether it is there: one that answers is not lost, one whose
+    answer fails is, though its stream has not ended yet."""
+    async with FakeAgent("w-1-1", "boot-2") as peer:
+        await pool.sync(JOB, [endpoint(agent), endpoint(peer)], {})
+        await until(lambda: all(seen.connected for seen in pool.agents(JOB).values()))
+        agent.tell(events.PEER_UNREACHABLE, worker="w-1-1")
+        await until(lambda: ("GET", "/v1/state") in [call[:2] for call in peer.calls])
+        assert not pool.agents(JOB)["w-1-1"].refused
+        peer.deaf = True
+        agent.tell(events.PEER_UNREACHABLE, worker="w-1-1")
+        await until(lambda: pool.agents(JOB)["w-1-1"].refused)
+        assert pool.agents(JOB)["w-1-1"].connected
+        peer.beat()
+        await until(lambda: not pool.agents(JOB)["w-1-1"].refused)
+
+
+async def test_events_are_told_as_they_come(agent: FakeAgent, pool: AgentPool) -> None:
+    """Whoever wants to act without a pass gets each event but progress, once."""
+    told: list[tuple[str, str, str]] = []
+    pool.subscribe(lambda _: None, None, lambda key, worker, event: told.append((key, worker, event.kind)))
+    await pool.sync(JOB, [endpoint(agent)], {})
+    agent.tell(events.PROGRESS, rank=0)
+    agent.tell(events.HANG, rank=0)
+    await until(lambda: told == [(JOB, "w-0-1", events.HANG)])
+
+
 async def test_events_arrive_and_wake(agent: FakeAgent, pool: AgentPool) -> None:
     """Events come as they happen, and each wakes the job."""
     woken: list[str] = []
@@ -400,7 +445,7 @@ async def test_streams_are_opened_anew_when_the_fleet_has_grown(
     """The wanted heartbeat is asked for without the agent seeming away, and silence is judged by it."""
     await pool.sync(JOB, [endpoint(agent)], {})
     await until(lambda: pool.agents(JOB)["w-0-1"].connected)
-    assert pool.agents(JOB)["w-0-1"].silent_after == 3.0
+    assert pool.agents(JOB)["w-0-1"].silent_after == events.SILENT_SECONDS
     monkeypatch.setattr("resumable_operator.agents.TURNS_A_SECOND", 0.25)
     seen: list[bool] = []
     pool.subscribe(lambda _job: seen.append(pool.agents(JOB)["w-0-1"].connected))

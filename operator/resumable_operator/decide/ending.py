@@ -15,6 +15,7 @@ from resumable_operator.decide.stages import charge_time, note_begin
 from resumable_operator.decide.success import excused, has_succeeded
 from resumable_operator.decide.terminal import fail, succeed
 from resumable_operator.decide.views import ended, heard_state
+from resumable_operator.decide.why_lost import why_may_come
 from resumable_operator.model import Interruption
 from resumable_operator.words import counted
 from resumable_training.contract import events, exitcodes
@@ -71,6 +72,9 @@ def step(draft: Draft) -> None:
         waits.append(since + LAST_REPORT_SECONDS)
     if attempt.drain_cause is None and not any(item.primary for item in attempt.evidence):
         waits.append(since + TOGETHER_SECONDS)
+    why_until = why_may_come(draft)
+    if why_until is not None:
+        waits.append(why_until)
     if all(draft.now >= until for until in waits):
         finalize(draft)
         return

@@ -15,7 +15,6 @@ from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.fold import note_outcomes, witnessed
 from resumable_operator.decide.observation import Node, Worker
 from resumable_operator.decide.views import (
-    SILENT_AFTER_SECONDS,
     ended,
     heard_state,
     known_state,
@@ -23,9 +22,11 @@ from resumable_operator.decide.views import (
     node_of,
     silent_after,
 )
+from resumable_operator.decide.why_lost import explain, is_refused
 from resumable_operator.model import Evidence, MemberStatus
 from resumable_training.contract import events
 
+LOOK_AGAIN_SECONDS = 3.0  # at silence without a verdict
 IN_FLIGHT_SECONDS = 2.0  # what an agent has sent has come by then, or its stream is of no use
 _SIGTERM_EXITS = (0, 143, -15)
 _GOOD = (events.SUCCEEDED, events.DRAINED)
@@ -54,6 +55,7 @@ def gather(draft: Draft) -> None:
         if witness is not None:
             lost[member.worker] = witness
     for witness in lost.values():
+        explain(draft, witness)
         witnessed(draft, witness)
     for member in open_members:
         if member.worker not in lost:
@@ -277,8 +279,10 @@ def _silent_for(draft: Draft, name: str) -> float:
 
 
 def _is_silent(draft: Draft, name: str) -> bool:
-    """One that answers, though it does not know our key, is not silent: its ranks may be fine."""
-    return not knows_no_key(draft, name) and _silent_for(draft, name) >= silent_after(draft, name)
+    """One that answers, though it does not know our key, is not silent: its ranks may be fine. Where nobody
+    listens any more there is nothing to wait for."""
+    overdue = _silent_for(draft, name) >= silent_after(draft, name)
+    return not knows_no_key(draft, name) and (is_refused(draft, name) or overdue)
 
 
 def _silence(draft: Draft, members: list[MemberStatus]) -> list[Evidence]:
@@ -293,7 +297,7 @@ def _silence(draft: Draft, members: list[MemberStatus]) -> list[Evidence]:
             f"{len(silent)} of {len(members)} agents are silent at once: "
             "suspecting the operator's own network, no verdict"
         )
-        draft.wake(draft.now + SILENT_AFTER_SECONDS)
+        draft.wake(draft.now + LOOK_AGAIN_SECONDS)
         return []
     witnesses = [_silent_member(draft, member) for member in silent]
     return [witness for witness in witnesses if witness is not None]
@@ -310,7 +314,7 @@ def _silent_member(draft: Draft, member: MemberStatus) -> Evidence | None:
     watched = state is not None and draft.attempt.state != "forming"
     if watched or _gets_on(draft):
         draft.note(f"agent of {name} is silent, but its peers see nothing wrong")
-        draft.wake(draft.now + SILENT_AFTER_SECONDS)
+        draft.wake(draft.now + LOOK_AGAIN_SECONDS)
         return None
     limit = draft.spec.recovery.silent_seconds
     if _silent_for(draft, name) >= limit:

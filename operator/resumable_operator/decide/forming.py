@@ -1,4 +1,8 @@
-"""State ``forming``: the attempt is reserved; push it to its members, rank 0's agent first."""
+"""State ``forming``: the attempt is reserved; push it to its members.
+
+To all at once when rank 0's agent holds a master port ready and nothing has to be looked for first; else to
+that agent, and with its answer to the others.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,7 @@ def step(draft: Draft) -> None:
         begin_ending(draft)
         return
     port = _master_port(draft)
+    first_is_needed = not port or _awaits_offer(draft)
     missing = [
         member.worker
         for member in attempt.members
@@ -38,7 +43,7 @@ def step(draft: Draft) -> None:
         return
     first = rank_zero(draft).worker
     for worker in missing:
-        if worker == first or port:
+        if worker == first or not first_is_needed:
             offer = _offer(draft, worker == first)
             members = assigned_members(draft)
             part = assignment(draft.observation.job, draft.status, members, worker, port, offer)
@@ -50,13 +55,21 @@ def step(draft: Draft) -> None:
 
 
 def _master_port(draft: Draft) -> int:
-    """The port that rank 0's agent chose; 0 until it says. Kept in status for the members that come later."""
+    """The port that rank 0's agent held ready, or chose; 0 until it says. Kept in status for the members that
+    come later."""
     state = known_state(draft, rank_zero(draft).worker)
     if state is not None and has_assignment(draft, state) and state.master_port:
         if state.master_port != draft.attempt.master_port:
             draft.set_attempt(master_port=state.master_port)
         return state.master_port
-    return draft.attempt.master_port if has_assignment(draft, state) else 0
+    return draft.attempt.master_port
+
+
+def _awaits_offer(draft: Draft) -> bool:
+    """Rank 0's agent has yet to look for what ranks without the library are offered."""
+    root = draft.status.store
+    may_find = draft.status.uses_library is not True and bool(root) and "://" not in root
+    return may_find and not has_assignment(draft, known_state(draft, rank_zero(draft).worker))
 
 
 def _offer(draft: Draft, is_first: bool) -> dict[str, str]:

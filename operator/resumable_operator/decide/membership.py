@@ -13,6 +13,7 @@ from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.interruptions import sized
 from resumable_operator.decide.observation import Worker
 from resumable_operator.decide.validity import blocked
+from resumable_operator.decide.views import heard_state
 from resumable_operator.model import AttemptStatus, MemberStatus
 from resumable_operator.words import counted
 from resumable_training.contract.assignment import membership_digest
@@ -63,6 +64,13 @@ def next_number(draft: Draft) -> int:
     return 1 + max((number for number in known if 0 <= number < LARGEST_NUMBER), default=0)
 
 
+def _held_port(draft: Draft, members: tuple[MemberStatus, ...]) -> int:
+    """The master port that rank 0's agent holds ready; 0: it must be asked first."""
+    state = heard_state(draft, members[0].worker)
+    port = state.next_port if state is not None else 0
+    return port if 0 < port < 65536 and port != draft.attempt.master_port else 0
+
+
 def reserve_attempt(draft: Draft, ready: list[Worker], size: int, reason: str) -> None:
     """Write down the next attempt: number, members, digest. Sending follows, now or in a later pass."""
     ranks = processes_per_worker(draft.spec)
@@ -78,6 +86,7 @@ def reserve_attempt(draft: Draft, ready: list[Worker], size: int, reason: str) -
             digest=membership_digest(draft.observation.job.uid, number, contract_members(members)),
             members=members,
             state="forming",
+            master_port=_held_port(draft, members),
             world_size=ranks * size,
             reserved_at=draft.now,
             processes=ranks,

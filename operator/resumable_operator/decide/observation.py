@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Literal
 
 from resumable_operator.model import JobSpec, JobStatus
-from resumable_training.contract.events import HEARTBEAT_SECONDS, AgentState, Event
+from resumable_training.contract.events import SILENT_SECONDS, AgentState, Event
 
 WorkerPhase = Literal["pending", "running", "succeeded", "failed"]
 
@@ -122,7 +122,8 @@ class Agent:
     state: AgentState | None = None  # newest snapshot, folded with later events
     last_heard: float | None = None
     outdated: bool = False  # speaks an older contract
-    silent_after: float = 6 * HEARTBEAT_SECONDS  # a stream that says nothing this long is silent
+    silent_after: float = SILENT_SECONDS  # a stream that says nothing this long is silent
+    refused: bool = False  # asked since then: nobody listens there, or, called lost by its peer, answers
     distrust: Distrust | None = None  # it answers, but not as an agent that can be believed
     known_since: float = 0.0  # since when this operator, awake all the time, could talk to it
     asked_attempt: int = 0  # whose assignment this operator has tried to send it; 0: none

@@ -7,14 +7,14 @@ from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.observation import Agent, Node, Worker
 from resumable_operator.model import MemberStatus
 from resumable_training.contract.assignment import Member
-from resumable_training.contract.events import HEARTBEAT_SECONDS, AgentState
-
-SILENT_AFTER_SECONDS = 6 * HEARTBEAT_SECONDS  # unless its stream was asked for fewer heartbeats
+from resumable_training.contract.events import SILENT_SECONDS, AgentState
 
 
 def heard(agent: Agent | None, now: float) -> bool:
     """The agent spoke just now, so that what it says holds now."""
     if agent is None or not agent.connected or agent.state is None or agent.last_heard is None:
+        return False
+    if agent.refused:
         return False
     return now - agent.last_heard < agent.silent_after
 
@@ -22,7 +22,7 @@ def heard(agent: Agent | None, now: float) -> bool:
 def silent_after(draft: Draft, worker: str) -> float:
     """Seconds without a word after which its agent counts as silent."""
     agent = draft.observation.agents.get(worker)
-    return agent.silent_after if agent else SILENT_AFTER_SECONDS
+    return agent.silent_after if agent else SILENT_SECONDS
 
 
 def known_state(draft: Draft, worker: str) -> AgentState | None:

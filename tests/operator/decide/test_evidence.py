@@ -13,7 +13,7 @@ from resumable_operator.decide.actions import Plan
 from resumable_operator.decide.evidence import IN_FLIGHT_SECONDS
 from resumable_operator.decide.observation import Disruption, Node, Observation
 from resumable_operator.decide.plan import decide
-from resumable_operator.decide.views import SILENT_AFTER_SECONDS
+from resumable_training.contract.events import SILENT_SECONDS
 
 NAME, NODE = "train-1-1", "node-1"
 
@@ -176,11 +176,60 @@ def test_notices_drain(change: Callable[[Observation], Observation], cause: str)
 # ---- silence -----------------------------------------------------------------------------------------
 
 
+def test_gone_for_operator_and_neighbour_is_lost_at_once() -> None:
+    """Its machine refuses connections, to both: lost in the pass that sees it, whatever the API knows."""
+    world = running()
+    world.kill_agent(NAME)
+    plan = world.step()
+    assert [(item.cause, item.worker) for item in plan.status.attempt.evidence] == [("node_lost", NAME)]
+    assert "train-0-1 can't reach it" in plan.status.attempt.evidence[0].message
+    assert plan.status.attempt.state == "ending"
+
+
+def test_gone_for_the_operator_alone_is_no_loss() -> None:
+    """A wall between the operator and one worker that refuses instead of dropping: its neighbour is asked."""
+    world = running()
+    world.cut(NAME, "operator")
+    seen = world.observation()
+    refused = replace(seen.agents[NAME], refused=True)
+    plan = decide(replace(seen, agents={**seen.agents, NAME: refused}), world.now)
+    assert (plan.status.attempt.state, plan.status.attempt.evidence) == ("running", ())
+
+
+def test_most_gone_at_once_is_our_own_network() -> None:
+    """A wall in front of the operator that refuses all of them proves nothing."""
+    world = running()
+    for name in ("train-0-1", "train-1-1"):
+        world.kill_agent(name)
+    assert world.step().status.attempt.evidence == ()
+
+
+def test_a_lost_machine_is_decided_within_three_seconds() -> None:
+    """Its packets are dropped: from the last sign of life to the verdict, at whatever step time."""
+    world = running()
+    world.cut(NAME, "all")
+    lost_at = world.now
+    while not world.job.status.attempt.evidence:
+        world.tick(0.05)
+        world.step()
+    assert world.now - lost_at <= 3.0
+
+
+def test_a_pause_of_two_seconds_is_no_loss() -> None:
+    """A machine that stands still for 2 s after its last heartbeat, half a second before."""
+    world = running()
+    world.cut(NAME, "all")
+    world.run(2.5, tick=0.05)
+    world.heal()
+    world.run(5.0)
+    assert (world.job.status.attempt.number, world.job.status.interruptions) == (1, ())
+
+
 def test_silent_and_unreachable_for_its_neighbour_is_lost() -> None:
     """The operator does not hear it and its ring neighbour can't reach it: lost within seconds."""
     world = running()
     world.cut(NAME, "all")
-    world.run(SILENT_AFTER_SECONDS + 1.0)
+    world.run(SILENT_SECONDS + 1.0)
     assert world.job.status.interruptions[-1].cause == "node_lost"
     assert "train-0-1 can't reach it" in world.job.status.interruptions[-1].message
 
@@ -236,7 +285,7 @@ def test_silent_on_a_not_ready_node_is_lost_at_once() -> None:
     """The API's word and silence together need no neighbour."""
     world = running()
     world.cut(NAME, "operator")
-    world.run(SILENT_AFTER_SECONDS)
+    world.run(SILENT_SECONDS)
     assert world.job.status.interruptions == ()
     world.nodes[NODE] = Node(NODE, ready=False)
     plan = world.step()
@@ -247,7 +296,7 @@ def test_silent_while_its_peers_ranks_fail_is_lost() -> None:
     """Its peers' ranks lost their peer, and it is silent: it is the one that is lost."""
     world = running()
     world.cut(NAME, "operator")
-    world.run(SILENT_AFTER_SECONDS)
+    world.run(SILENT_SECONDS)
     world._break_group(world.agents[NAME])
     world.agents[NAME].state = "ended"
     world.run(3.0)

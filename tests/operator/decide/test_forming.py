@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from world import World
 
+from resumable_operator.decide.actions import Plan, SendAssignment
 from resumable_operator.decide.membership import choose_members
 from resumable_operator.decide.observation import Worker
 from resumable_operator.model import MemberStatus
+from resumable_training.contract import env
 
 
 def ready(place: int, incarnation: int = 1) -> Worker:
@@ -42,6 +44,91 @@ def test_ranks_are_a_partition(places: set[int], ranks: int, data: st.DataObject
     assert len(chosen) == size
     assert [m.first_rank for m in chosen] == [ranks * n for n in range(size)]
     assert [m.place for m in chosen] == sorted(m.place for m in chosen)
+
+
+# ---- who is told when ------------------------------------------------------------------------------------
+
+
+def sent(plan: Plan) -> list[tuple[str, int]]:
+    """To whom, with which master port."""
+    actions = [action for action in plan.actions if isinstance(action, SendAssignment)]
+    return [(action.assignment.worker, action.assignment.master_port) for action in actions]
+
+
+def recovering(world: World) -> Plan:
+    """The plan that reserves attempt 2, after a rank of a running attempt 1 was killed."""
+    world.run(2.0)
+    assert world.job.status.phase == "Running"
+    world.kill_rank("train-1-1")
+    for _ in range(50):
+        plan = world.step()
+        if plan.status.attempt.number == 2:
+            return plan
+        world.tick()
+    raise AssertionError("no attempt 2")
+
+
+def test_all_are_told_at_once() -> None:
+    """Rank 0's agent holds a port ready: it is reserved with the attempt, and the same pass tells all."""
+    world = World({"workers": {"replicas": 3}}, steps=100_000)
+    before = world.job.status.attempt.master_port
+    plan = recovering(world)
+    port = plan.status.attempt.master_port
+    assert port not in (0, before)
+    assert sent(plan) == [("train-0-1", port), ("train-1-1", port), ("train-2-1", port)]
+    assert plan.must_write
+
+
+def test_without_a_held_port_rank_zeros_agent_is_asked_first() -> None:
+    """An agent of an older version says nothing of a port: it chooses one, and with its answer the others are
+    told."""
+    world = World({"workers": {"replicas": 3}}, steps=100_000)
+    world.holds_ports = False
+    plan = recovering(world)
+    assert sent(plan) == [("train-0-1", 0)]
+    world.tick()
+    plan = world.step()
+    port = world.agents["train-0-1"].master_port
+    assert sent(plan) == [("train-1-1", port), ("train-2-1", port)]
+
+
+@pytest.mark.parametrize("told", ["the same as before", -1, 65536])
+def test_a_port_that_can_be_no_fresh_one_is_not_used(told: str | int) -> None:
+    """Each attempt gets a fresh port: a state from before, or nonsense, is not relied on."""
+    world = World({"workers": {"replicas": 2}}, steps=100_000)
+    world.run(2.0)
+    used = world.job.status.attempt.master_port
+    world.agents["train-0-1"].next_port = used if isinstance(told, str) else told
+    assert sent(recovering(world)) == [("train-0-1", 0)]
+
+
+def test_what_scripts_without_the_library_are_offered_is_looked_for_first() -> None:
+    """All ranks resume from one checkpoint: rank 0's agent finds it, though the port is known before."""
+    world = World({"workers": {"replicas": 2}, "checkpoint": {"directory": {"path": "/store"}}})
+    world.library = False
+    plan = recovering(world)
+    port = plan.status.attempt.master_port
+    assert port
+    assert sent(plan) == [("train-0-1", port)]
+    world.agents["train-0-1"].resume_from = "/store/step-3"
+    world.tick()
+    (action,) = [a for a in world.step().actions if isinstance(a, SendAssignment)]
+    assert action.assignment.worker == "train-1-1"
+    assert action.assignment.env == {env.RESUME_FROM: "/store/step-3"}
+
+
+def test_a_restarted_operator_tells_the_port_that_was_reserved() -> None:
+    """Killed between the reservation and its sending: the port is in status, everybody gets the same."""
+    world = World({"workers": {"replicas": 2}}, steps=100_000)
+    world.run(2.0)
+    world.kill_rank("train-1-1")
+    while world.job.status.attempt.number == 1:
+        world.tick()
+        world.step(crash_after=1)
+    port = world.job.status.attempt.master_port
+    world.agents["train-0-1"].next_port += 7  # it has let go of that one meanwhile
+    world.tick()
+    assert [told for _, told in sent(world.step())] == [port, port]
 
 
 def test_a_mute_member_is_given_up() -> None:

@@ -57,6 +57,38 @@ def test_a_taken_port_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ports.bindable("127.0.0.1", chosen)
 
 
+def test_a_held_port_is_kept_from_others_until_it_is_let_go() -> None:
+    """Nobody binds it meanwhile, at any address, with SO_REUSEADDR or without; its rank can, right after."""
+    held = ports.hold_port("127.0.0.1", "uid/w", 1)
+    assert held is not None
+    assert not ports.bindable("127.0.0.1", held.number)
+    assert not ports.bindable("127.0.0.2", held.number)
+    other = ports.hold_port("127.0.0.1", "uid/w", 1)
+    assert other is not None
+    assert other.number != held.number
+    held.let_go()
+    assert ports.bindable("127.0.0.1", held.number)
+    other.let_go()
+
+
+def test_a_held_port_is_another_one_than_the_one_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The port of the attempt that begins is not bound yet, and must not be taken from its rank 0."""
+    held = ports.hold_port("127.0.0.1", "uid/w", 1)
+    assert held is not None
+    held.let_go()
+    again = ports.hold_port("127.0.0.1", "uid/w", 1, but=held.number)
+    assert again is not None
+    assert again.number != held.number
+    again.let_go()
+    monkeypatch.setattr(ports, "master_range", lambda _: (held.number, held.number + 1))
+    assert ports.hold_port("127.0.0.1", "uid/w", 1, but=held.number) is None
+
+
+def test_no_port_is_held_at_an_address_of_another_machine() -> None:
+    """The agent says that it has none, and the others wait for what it chooses."""
+    assert ports.hold_port("192.0.2.1", "uid/w", 1) is None
+
+
 def test_an_address_of_another_machine_is_not_bindable() -> None:
     """TEST-NET-1 is nobody's."""
     assert not ports.bindable("192.0.2.1", 23456)

@@ -24,7 +24,7 @@ from resumable_training.agent.log import EventLog, monotonic_ms
 from resumable_training.agent.metrics import WorkerMetrics
 from resumable_training.agent.neighbour import NeighbourWatch, next_member
 from resumable_training.agent.newest import CannotTell, with_offer
-from resumable_training.agent.ports import choose_master_port
+from resumable_training.agent.ports import HeldPort, choose_master_port, hold_port
 from resumable_training.agent.procfs import start_ticks
 from resumable_training.agent.server import Answer, Server
 from resumable_training.contract import SUPPORTED_CONTRACT_VERSIONS, assignment, events
@@ -62,6 +62,7 @@ class Agent:
         self._digest = ""
         self._unfit = False
         self._terminating = False
+        self._held: Optional[HeldPort] = None  # for the next attempt with rank 0 here
         self._peer: Optional[NeighbourWatch] = None
         self._peer_task: "Optional[asyncio.Task[None]]" = None
         self._heard_at = time.monotonic()
@@ -82,6 +83,7 @@ class Agent:
         self._switching = asyncio.Lock()
         self._watch_process()
         port = await self._server.open(self.spec.address, self.spec.port)
+        self._hold_port(port)
         self._introduce(port)
         self._spawn(self._keep_time())
         try:
@@ -228,6 +230,7 @@ class Agent:
             unreachable_peer=self._peer.peer.worker if self._peer and unreachable else None,
             unfit=self._unfit,
             terminating=self._terminating,
+            next_port=self._held.number if self._held else 0,
         )
 
     def _state_word(self) -> str:
@@ -267,10 +270,12 @@ class Agent:
         refusal = self._unable(wanted)  # meanwhile
         if refusal:
             return refusal
-        settled = _with_port(wanted)
+        settled = self._with_port(wanted)
         if settled is None:
             return Refusal(MASTER_PORT, "no free port for the master on %s" % wanted.master_address)
+        self._let_go_of(settled.master_port)
         self._attempt = Attempt(self._context, settled)
+        self._hold_port(settled.master_port)
         self._digest = wanted.digest
         self.heard()
         self._watch_neighbour(settled)
@@ -279,6 +284,26 @@ class Agent:
             self.warn(note)
         self._spawn(self._supervise(self._attempt))
         return None
+
+    def _with_port(self, wanted: Assignment) -> Optional[Assignment]:
+        """The assignment with a master port, the one held here where none is given; None: no port is free."""
+        if wanted.master_port:
+            return wanted
+        held = self._held.number if self._held else 0
+        port = held or choose_master_port(wanted.master_address, wanted.job_uid, wanted.attempt)
+        return None if port is None else dataclasses.replace(wanted, master_port=port)
+
+    def _hold_port(self, but: int) -> None:
+        """A port for the next attempt, unless one is held: each attempt gets a fresh one. ``but``: in use."""
+        if self._held is None:
+            seed = "%s/%s" % (self.spec.job_uid, self.spec.worker)
+            self._held = hold_port(self.spec.address, seed, self._number() + 1, but)
+
+    def _let_go_of(self, port: int) -> None:
+        """Rank 0 is about to bind it."""
+        if self._held is not None and self._held.number == port:
+            self._held.let_go()
+            self._held = None
 
     def _unable(self, wanted: Assignment) -> Optional[Refusal]:
         """Why this agent can start no ranks at all."""
@@ -374,14 +399,6 @@ class Agent:
     def warn_from_thread(self, message: str) -> None:
         """The same, from the thread that pumps output."""
         self._loop.call_soon_threadsafe(self.warn, message)
-
-
-def _with_port(wanted: Assignment) -> Optional[Assignment]:
-    """The assignment with a master port, chosen here where none is given; None: no port is free."""
-    if wanted.master_port:
-        return wanted
-    port = choose_master_port(wanted.master_address, wanted.job_uid, wanted.attempt)
-    return None if port is None else dataclasses.replace(wanted, master_port=port)
 
 
 def _refused(refusal: Refusal) -> Answer:

@@ -2,6 +2,9 @@
 
 A port in the ephemeral range can be taken by any outgoing connection between choosing and binding it. The
 seed keeps two attempts, and two jobs on one machine, apart.
+
+An agent holds such a port ready all the time and tells it with its state: then the next attempt with its rank
+0 can be sent to all members at once. Held means bound: nobody else gets it until its ranks are started.
 """
 
 from __future__ import annotations
@@ -51,9 +54,15 @@ def ephemeral_range() -> Optional[Tuple[int, int]]:
 
 def bindable(address: str, port: int) -> bool:
     """Can rank 0 bind this port? On ``address``, and on the wildcard address that torch's store binds."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    wildcard = "::" if family == socket.AF_INET6 else "0.0.0.0"  # noqa: S104 - a probe, closed at once
-    return all(_bind(family, where, port) for where in (address, wildcard))
+    return all(_bind(_family(address), where, port) for where in (address, _wildcard(address)))
+
+
+def _family(address: str) -> int:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _wildcard(address: str) -> str:
+    return "::" if ":" in address else "0.0.0.0"  # noqa: S104 - nothing is served there
 
 
 def _bind(family: int, address: str, port: int) -> bool:
@@ -65,6 +74,38 @@ def _bind(family: int, address: str, port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+class HeldPort:
+    """A port that nobody else can bind until it is let go."""
+
+    def __init__(self, number: int, holder: socket.socket) -> None:
+        self.number = number
+        self._holder = holder
+
+    def let_go(self) -> None:
+        self._holder.close()
+
+
+def hold_port(address: str, seed: str, attempt: int, but: int = 0) -> Optional[HeldPort]:
+    """The first of the candidates that can be had, other than ``but``; None when there is none."""
+    for port in port_candidates(seed, attempt, master_range(ephemeral_range())):
+        if port != but and _bind(_family(address), address, port):
+            holder = _hold(address, port)
+            if holder is not None:
+                return HeldPort(port, holder)
+    return None
+
+
+def _hold(address: str, port: int) -> Optional[socket.socket]:
+    """Bound to the wildcard address, without SO_REUSEADDR: that keeps away everybody from all addresses."""
+    holder = socket.socket(_family(address), socket.SOCK_STREAM)
+    try:
+        holder.bind((_wildcard(address), port))
+    except OSError:
+        holder.close()
+        return None
+    return holder
 
 
 def choose_master_port(address: str, job_uid: str, attempt: int) -> Optional[int]:

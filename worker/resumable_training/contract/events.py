@@ -16,6 +16,7 @@ from typing import Any, Dict, Optional, Tuple
 
 HEARTBEAT_SECONDS = 0.5
 SLOWEST_HEARTBEAT_SECONDS = 10.0
+SILENT_SECONDS = 2.75  # without a word: an agent that stands still for 2 s is not called silent
 
 # Kinds of events, and what ``data`` holds ------------------------------------------------------------
 AGENT_STARTED = "agent_started"  # {}
@@ -101,6 +102,7 @@ class AgentState:
     unreachable_peer: Optional[str] = None
     unfit: bool = False
     terminating: bool = False  # got SIGTERM
+    next_port: int = 0  # master port that it holds ready for an attempt with rank 0 here; 0: none
     contract_version: int = 1
 
 
