@@ -187,6 +187,8 @@ class Interruption(StatusModel):
     stages: dict[str, float] | None = None  # seconds of the recovery by stage; None: it goes on, or planned
     rework_steps: int = 0
     restored: bool = True  # its attempt had said where it starts
+    committed: bool = True  # planned only: what had been done was in a checkpoint
+    suspended_before: float | None = None  # seconds that the job had been suspended when it was declared
     resumed_step: int | None = None  # where the next one resumed; until then rework_steps is not known
     size_before: int = 0
     size_after: int | None = None

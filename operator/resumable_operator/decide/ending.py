@@ -9,7 +9,7 @@ from resumable_operator.decide.budget import charge, exhausted
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.evidence import lost_members, notices
 from resumable_operator.decide.failure import TOGETHER_SECONDS, Verdict, judge
-from resumable_operator.decide.interruptions import append
+from resumable_operator.decide.interruptions import append, suspended_seconds
 from resumable_operator.decide.requests import send_stop
 from resumable_operator.decide.stages import charge_time, note_begin
 from resumable_operator.decide.success import excused, has_succeeded
@@ -98,9 +98,10 @@ def _may_run(draft: Draft, worker: str) -> bool:
 def finalize(draft: Draft) -> None:
     """The attempt has ended, with one cause: record it, charge it, make room for the next."""
     note_begin(draft)
-    verdict = judge(draft.attempt, committed=_committed(draft), trained=draft.attempt.running_at is not None)
+    committed = _committed(draft)
+    verdict = judge(draft.attempt, committed=committed, trained=draft.attempt.running_at is not None)
     _settle(draft, verdict)
-    _record(draft, verdict)
+    _record(draft, verdict, committed)
     _replace_lost(draft)
     draft.set_attempt(state="ended", drain_deadline=None)
     draft.set(size=0)
@@ -127,7 +128,7 @@ def _settle(draft: Draft, verdict: Verdict) -> None:
     draft.set(ledger=ledger.enter(settled, phase, draft.now_ms))
 
 
-def _record(draft: Draft, verdict: Verdict) -> None:
+def _record(draft: Draft, verdict: Verdict, committed: bool) -> None:
     attempt, witness = draft.attempt, verdict.evidence
     at = attempt.ending_since if attempt.ending_since is not None else draft.now
     last = (witness.last_progress if witness else None) or attempt.last_progress_at
@@ -144,6 +145,8 @@ def _record(draft: Draft, verdict: Verdict) -> None:
         at=at,
         detect_seconds=detected,
         restored=attempt.restored,
+        committed=committed or not verdict.planned,
+        suspended_before=suspended_seconds(draft),
         size_before=len(attempt.members),
     )
     charge_time(draft, verdict.cause, verdict.planned)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from resumable_operator.decide.draft import Draft
+from resumable_operator.decide.ledger import SUSPENDED
 from resumable_operator.decide.stages import trains_again
 from resumable_operator.model import Interruption
 from resumable_training.contract.metrics import GROW, SHRINK
@@ -21,7 +22,8 @@ def append(draft: Draft, ending: Interruption) -> None:
 
 def sized(draft: Draft, size: int, size_before: int) -> None:
     """The next attempt is reserved at this size. ``size_before``: of the one before; 0: there was none."""
-    _complete(draft, {"size_after": size}, missing="size_after")
+    endings = draft.status.interruptions
+    _replace(draft, tuple(_with_size(ending, size) for ending in endings))
     if size_before not in (0, size):
         direction = GROW if size > size_before else SHRINK
         counts = draft.status.resizes
@@ -40,9 +42,24 @@ def recovered(draft: Draft, at: float) -> None:
         cost = max(0.0, at - draft.attempt.reserved_at)
         mean = draft.status.restart_seconds
         draft.set(restart_seconds=mean + RESTART_MEMORY * (cost - mean))
-    ending_times = [ending.at for ending in draft.status.interruptions if ending.recover_seconds is None]
-    for ended_at in ending_times:
-        _complete(draft, {"recover_seconds": max(0.0, at - ended_at)}, missing="recover_seconds", at=ended_at)
+    _replace(
+        draft,
+        tuple(_recovered(ending, at, suspended_seconds(draft)) for ending in draft.status.interruptions),
+    )
+
+
+def _recovered(ending: Interruption, at: float, suspended: float) -> Interruption:
+    """A time in which the job was suspended on purpose is no part of a recovery."""
+    if ending.recover_seconds is not None:
+        return ending
+    before = ending.suspended_before
+    waited = 0.0 if before is None else suspended - before
+    return ending.model_copy(update={"recover_seconds": max(0.0, at - ending.at - waited)})
+
+
+def suspended_seconds(draft: Draft) -> float:
+    """For how long the job has been suspended so far, while an attempt lives."""
+    return draft.status.ledger.phases.get(SUSPENDED, 0) / 1000
 
 
 def credit_rework(draft: Draft, resumed_step: int) -> None:
@@ -61,16 +78,8 @@ def credit_rework(draft: Draft, resumed_step: int) -> None:
     _replace(draft, tuple(settled))
 
 
-def _complete(draft: Draft, changes: dict[str, float], missing: str, at: float | None = None) -> None:
-    _replace(
-        draft,
-        tuple(
-            ending.model_copy(update=changes)
-            if getattr(ending, missing) is None and (at is None or ending.at == at)
-            else ending
-            for ending in draft.status.interruptions
-        ),
-    )
+def _with_size(ending: Interruption, size: int) -> Interruption:
+    return ending if ending.size_after is not None else ending.model_copy(update={"size_after": size})
 
 
 def _replace(draft: Draft, endings: tuple[Interruption, ...]) -> None:

@@ -34,7 +34,7 @@ def step(draft: Draft) -> None:
         return
     _push_settings(draft)
     workers = counted(len(draft.attempt.members), "worker")
-    draft.note(f"attempt {draft.attempt.number} is running with {workers}")
+    draft.notes.insert(0, f"attempt {draft.attempt.number} is running with {workers}")  # trouble is told last
 
 
 def _all_done_soon(draft: Draft) -> bool:

@@ -122,7 +122,8 @@ def test_suspend_and_resume() -> None:
     assert world.job.status.phase == "Suspended"
     assert world.agents == {}
     assert world.job.status.ledger.open_phase == "suspended"
-    assert world.job.status.interruptions[-1].cause == "suspend"
+    ending = world.job.status.interruptions[-1]
+    assert (ending.cause, ending.committed) == ("suspend", True)
     assert suspended(world) == ("True", "SpecSuspend", "suspended by spec.suspend")
     world.change_spec(suspend=False)
     world.run(3.0)
@@ -141,7 +142,8 @@ def test_a_hung_job_cannot_refuse() -> None:
     world.change_spec(suspend=True)
     world.run(4.0)
     assert world.job.status.phase == "Suspended"
-    assert world.job.status.interruptions[-1].planned
+    ending = world.job.status.interruptions[-1]
+    assert (ending.planned, ending.committed) == (True, False)
 
 
 def test_a_later_notice_shortens_the_window() -> None:

@@ -75,6 +75,39 @@ def test_without_room_it_goes_on_smaller_at_once_and_grows_later() -> None:
     assert world.job.status.interruptions[1].planned
 
 
+def test_what_keeps_a_job_small_is_told() -> None:
+    """Workers for a larger size are ready: where the job stands is why it does not take them yet."""
+    world = running(growCooldownSeconds=30.0)
+    world.kill_worker("train-1-1")
+    world.capacity = 2
+    world.run(3.0)
+    assert world.job.status.reason == "attempt 2 is running with 2 workers"
+    world.capacity = 3
+    world.run(3.0)
+    assert world.job.status.reason == "could grow from 2 to 3 workers: cooling down for 30 s"
+
+
+def test_a_recovery_that_was_suspended_did_not_take_that_long() -> None:
+    """Interrupted, and suspended before it trained again: the suspended time is no part of any recovery."""
+    world = running()
+    world.kill_worker("train-1-1")
+    world.step()
+    world.change_spec(suspend=True)
+    world.run(60.0)
+    assert world.job.status.phase == "Suspended"
+    world.change_spec(suspend=False)
+    world.run(5.0)
+    assert world.job.status.phase == "Running"
+    (lost, *_) = world.job.status.interruptions
+    assert lost.cause == "node_lost"
+    assert lost.recover_seconds is not None
+    assert lost.recover_seconds < 10.0
+    suspended = world.job.status.ledger.phases["suspended"]
+    assert suspended > 50_000
+    restarts = [ending.recover_seconds for ending in world.job.status.interruptions]
+    assert max(second or 0.0 for second in restarts) < 10.0
+
+
 def test_growing_takes_all_at_once() -> None:
     """Workers that come one after the other cause one growth."""
     world = running(growCooldownSeconds=5.0)
