@@ -35,6 +35,7 @@ UNACCOUNTED = "unaccounted"
 
 _SETUP_IS_PART_OF = (STARTING, RECOVERING, RESIZING)
 _REPORTING = (UNACCOUNTED, RUNNING_OPAQUE)  # open while an attempt's ranks may still explain time
+CLOCKS_DIFFER_MS = 500  # by less the clocks of agents and of operators may be mapped wrongly
 _EARLIEST_FIRST = ("setup", RENDEZVOUS, RESTORING, WARMUP)  # each once in a rank's life, in this order
 
 
@@ -99,6 +100,7 @@ def fold_progress(ledger: LedgerStatus, report: ProgressReport, attempt: int, at
     totals = _known(report.phase_ms)
     fresh = _fresh(ledger.folded, totals)
     interval = max(0, at - ledger.settled_at)
+    interval -= _between_clocks(ledger, report, interval - sum(fresh.values()))
     credits = _named(_fit(fresh, interval), ledger.control_phase)
     credits[ledger.open_phase] = credits.get(ledger.open_phase, 0) + interval - sum(credits.values())
     return _remember(_credit(ledger, credits), totals, report.rework_steps)
@@ -138,6 +140,18 @@ def phases_at(ledger: LedgerStatus, now: int) -> dict[str, int]:
     totals = {phase: ledger.phases.get(phase, 0) for phase in LEDGER_PHASES}
     totals[ledger.open_phase] = totals.get(ledger.open_phase, 0) + unsettled_ms(ledger, now)
     return totals
+
+
+def _between_clocks(ledger: LedgerStatus, report: ProgressReport, gap: int) -> int:
+    """How much of a gap after the last report of the same rank is no time of its own.
+
+    On its clock totals that are whole leave none. Each operator maps that clock to its own anew, by as much
+    too late as the first news took. That stays unsettled: a better mapping takes it back, or the attempt's
+    end explains it.
+    """
+    goes_on = bool(ledger.folded) and ledger.open_phase == UNACCOUNTED
+    whole = sum(report.phase_ms.values()) >= report.settled_ms - report.started_ms
+    return gap if goes_on and whole and 0 < gap <= CLOCKS_DIFFER_MS else 0
 
 
 def _is_over(ledger: LedgerStatus, attempt: int) -> bool:

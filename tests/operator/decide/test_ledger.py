@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from resumable_operator.decide.ledger import (
+    CLOCKS_DIFFER_MS,
     STARTING,
     UNACCOUNTED,
     age_ms,
@@ -101,9 +103,40 @@ def test_the_time_before_a_ranks_start_stays_with_the_control_phase() -> None:
 
 
 def test_deltas_that_leave_a_gap_are_unaccounted() -> None:
-    """A gap between two reports is shown, not guessed away."""
+    """A gap between two reports is shown, not guessed away: of any length where totals are not whole."""
+    ledger = fold_progress(running(setup=100), report(setup=100, productive=600), 1, 1300)
+    assert ledger.phases == {"starting": 100, "productive": 600, "unaccounted": 600}
+    torn = replace(report(setup=100, productive=600), started_ms=-710)
+    ledger = fold_progress(running(setup=100), torn, 1, 710)
+    assert ledger.phases == {"starting": 100, "productive": 600, "unaccounted": 10}
+
+
+def test_a_clock_that_is_mapped_anew_makes_no_gap() -> None:
+    """After an operator's restart reports seem to be late by what its first news took. The rank's totals are
+    whole, so nothing is missing: the difference stays unsettled until it is gone again."""
     ledger = fold_progress(running(setup=100), report(setup=100, productive=600), 1, 1000)
-    assert ledger.phases == {"starting": 100, "productive": 600, "unaccounted": 300}
+    assert ledger.phases == {"starting": 100, "productive": 600}
+    assert phases_at(ledger, 1000)["unaccounted"] == unsettled_ms(ledger, 1000) == 300
+    ledger = fold_progress(ledger, report(setup=100, productive=900), 1, 1000)
+    assert ledger.phases == {"starting": 100, "productive": 900}
+    assert declare_failure(ledger, 1400).phases["detecting"] == 400
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 400), st.integers(0, CLOCKS_DIFFER_MS)), min_size=1, max_size=30),
+    st.integers(0, CLOCKS_DIFFER_MS),
+)
+def test_no_mapping_of_clocks_makes_time_that_nobody_can_account_for(
+    reports: list[tuple[int, int]], first: int
+) -> None:
+    """Whatever each report's delay is taken for: what a rank did is credited as what it was."""
+    at, ledger = 100, fold_progress(enter(open_ledger(0), "starting", 0), report(setup=100), 1, 100 + first)
+    for lasted, late in reports:
+        at += lasted
+        ledger = fold_progress(ledger, report(setup=100, productive=at - 100), 1, at + late)
+        assert sum(ledger.phases.values()) == ledger.settled_at
+        assert unsettled_ms(ledger, at + late) <= CLOCKS_DIFFER_MS
+    assert set(ledger.phases) <= {"starting", "productive"}
 
 
 def test_deltas_that_overflow_are_scaled_down() -> None:
