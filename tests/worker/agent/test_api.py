@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from agent_process import AgentProcess, fake_command, wait_until
 
+from resumable_training.agent.ports import bindable
 from resumable_training.contract import events
 from resumable_training.contract.assignment import Member, Request
 from resumable_training.contract.codec import to_json
@@ -212,6 +213,55 @@ def test_neighbours_watch_each_other(tmp_path: Path) -> None:
         assert one.wait_event(events.PEER_REACHABLE, after=told.seq).data == {"worker": "train-1-1"}
         assert one.state().unreachable_peer is None
         assert one.state().ranks_alive == 1
+
+
+def test_a_killed_neighbour_is_told_by_what_meets_the_next_connection(tmp_path: Path) -> None:
+    """SIGKILL of an agent: nobody listens at its address any more, which its neighbour tells before the time
+    that a silent one is given."""
+    with (
+        AgentProcess(tmp_path / "a", LONG) as one,
+        AgentProcess(tmp_path / "b", LONG, worker="train-1-1") as two,
+    ):
+        members = (
+            Member("train-0-1", 0, 1, "127.0.0.1", one.port, 0, 1),
+            Member("train-1-1", 1, 1, "127.0.0.1", two.port, 1, 1),
+        )
+        one.begin(members=members)
+        two.begin(members=members, master_port=one.state().master_port)
+        assert two.process is not None
+        two.process.kill()
+        told = one.wait_event(events.PEER_UNREACHABLE)
+        assert told.data == {"worker": "train-1-1"}
+
+
+def test_a_port_is_held_for_the_next_attempt(tmp_path: Path) -> None:
+    """The state tells one that nobody else can bind; it is that attempt's master port, and the next attempt's
+    is another."""
+    with AgentProcess(tmp_path, LONG) as agent:
+        first = agent.state().next_port
+        assert first
+        assert not bindable("127.0.0.1", first)
+        agent.begin(attempt=1, master_port=first)
+        assert bindable("127.0.0.1", first), "its rank 0 could not bind it"
+        second = agent.state().next_port
+        assert second not in (0, first)
+        agent.begin(attempt=2)  # by an operator that does not know of held ports
+        state = agent.state()
+        assert state.master_port == second
+        assert state.next_port not in (0, first, second)
+
+
+def test_a_held_port_stays_for_an_attempt_with_rank_0_elsewhere(tmp_path: Path) -> None:
+    """Only the attempt that uses it lets it go."""
+    with AgentProcess(tmp_path, LONG) as agent:
+        held = agent.state().next_port
+        members = (
+            Member("other", 0, 1, "127.0.0.1", 1, 0, 1),
+            Member("train-0-1", 1, 1, "127.0.0.1", agent.port, 1, 1),
+        )
+        agent.begin(members=members, master_port=29000)
+        assert agent.state().next_port == held
+        assert not bindable("127.0.0.1", held)
 
 
 def test_only_rank_0_chooses_the_port(tmp_path: Path) -> None:

@@ -62,9 +62,9 @@ def test_the_start_counts_as_a_whole() -> None:
 
 
 def test_a_stopped_rank_hangs_at_once() -> None:
-    """State T for two seconds, whatever its phase, also without the library."""
-    assert find_hang([RankView(1, 0.0, None, NOW - 1.9)], LIMITS, NOW) is None
-    hang = find_hang([RankView(0, 0.0, page()), RankView(1, 0.0, None, NOW - 2.0)], LIMITS, NOW)
+    """State T for three seconds, whatever its phase, also without the library."""
+    assert find_hang([RankView(1, 0.0, None, NOW - 2.9)], LIMITS, NOW) is None
+    hang = find_hang([RankView(0, 0.0, page()), RankView(1, 0.0, None, NOW - 3.0)], LIMITS, NOW)
     assert hang is not None
     assert (hang.rank, hang.stopped) == (1, True)
 

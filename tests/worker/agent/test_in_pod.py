@@ -26,7 +26,7 @@ from pod_agent import (
 
 from resumable_operator.agent_client import AgentClient, Endpoint, new_session
 from resumable_training.agent.__main__ import read_spec
-from resumable_training.agent.neighbour import answers
+from resumable_training.agent.neighbour import NeighbourWatch, PeerView
 from resumable_training.contract import env, events
 from resumable_training.contract.assignment import REQUEST_DRAIN, REQUEST_SHUTDOWN, AgentSpec, Member
 from resumable_training.contract.codec import ContractError, to_json
@@ -297,7 +297,11 @@ async def test_address_of_the_pod(tmp_path: Path, address: str) -> None:
         "print(os.environ['RESUMABLE_WORKER_ADDRESS'])"
     )
     with PodAgent(tmp_path, tell, address=address) as agent:
-        assert await answers(Member(agent.spec.worker, 0, 1, address, agent.port, 0, 1))
+        peer = Member(agent.spec.worker, 0, 1, address, agent.port, 0, 1)
+        watch = NeighbourWatch(peer, lambda _kind: None, lambda: False)
+        await watch._ask()
+        assert watch.view == PeerView(), "asked and not answered"
+        watch._hang_up()
         async with new_session() as session:
             client = AgentClient(session, Endpoint(agent.spec.worker, address, agent.port, KEY))
             state = await client.assign(agent.assignment(ranks=1))

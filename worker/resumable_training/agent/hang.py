@@ -12,7 +12,7 @@ from typing import Optional, Sequence
 from resumable_training.contract.assignment import Limits
 from resumable_training.contract.progress import Progress
 
-STOPPED_SECONDS = 2.0
+STOPPED_SECONDS = 3.0  # a rank that stands still for 2 s is not called hanging
 STEP_FACTOR = 10.0  # a step may take this many times the recent step time ...
 STEP_FLOOR_SECONDS = 20.0  # ... and never less than this is called a hang
 EVALUATING_FACTOR = 10.0  # of ``hang_seconds``: declared phases may be long
