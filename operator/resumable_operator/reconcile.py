@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 
 from resumable_operator.agents import AgentPool
+from resumable_operator.calls import Calls
+from resumable_operator.changes import Changes, may_wait
 from resumable_operator.clock import Clock
 from resumable_operator.cluster.port import Cluster
 from resumable_operator.decide.actions import (
@@ -22,19 +25,33 @@ from resumable_operator.decide.actions import (
     DeleteWorker,
     EmitEvent,
     Plan,
+    Rows,
     SendAssignment,
     SendRequest,
 )
 from resumable_operator.decide.claim import hands_off_seconds, hands_off_text
 from resumable_operator.decide.observation import Job, Observation, Refusal, TimedEvent
 from resumable_operator.decide.plan import decide
-from resumable_operator.errors import ClusterRefused, ConflictError, FatalError, ResumableError, SpecError
+from resumable_operator.decide.reflex import to_stop
+from resumable_operator.errors import (
+    AgentRefused,
+    AgentUnreachable,
+    ClusterRefused,
+    ConflictError,
+    FatalError,
+    ResumableError,
+    SpecError,
+)
+from resumable_operator.model import AttemptStatus
 from resumable_operator.observe import SpecChecks, observe
 from resumable_operator.queue import WorkQueue
+from resumable_training.contract.assignment import REQUEST_STOP, Request
+from resumable_training.contract.events import Event
 
 logger = logging.getLogger(__name__)
 
 SHORTEST_WAIT_SECONDS = 0.01  # a wake-up in the past must not become a busy loop
+ANSWER_SECONDS = 0.25  # agents answer at once; one that first has to end ranks, or is gone, holds up nobody
 PROGRESS_SHARE = 1 / 6  # of the time until status is written anyway
 
 Decide = Callable[[Observation, float], Plan]
@@ -65,6 +82,7 @@ class _Done:
 
     failures: int = 0
     created: int = 0
+    left: bool = False  # changes of the cluster that nobody waits for
     refusal: Refusal | None = None
 
 
@@ -96,7 +114,11 @@ class Reconciler:
         self._others: dict[str, str] = {}  # jobs that another operator looks after: its name
         self._uids: dict[str, str] = {}  # by key
         self._checks = SpecChecks(cluster)
-        agents.subscribe(self.queue.add, self._progressed)
+        self._calls = Calls(self._called)
+        self._changes = Changes(self._changed)
+        self._is_running = False
+        self._attempts: dict[str, AttemptStatus] = {}  # by key, as the last pass left them
+        agents.subscribe(self.queue.add, self._progressed, self._stop_at_once)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -104,12 +126,17 @@ class Reconciler:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watch(), name="watch")
                 group.create_task(self._relist(), name="relist")
+                group.create_task(self._changes.broken(), name="changes")
+                self._is_running = True
                 for number in range(self._settings.jobs_at_once):
                     news_only = number < self._settings.jobs_at_once // 2
                     group.create_task(self._work(news_only), name=f"reconcile {number}")
         except BaseExceptionGroup as group_error:
             raise _first_leaf(group_error) from group_error
         finally:
+            self._is_running = False
+            self._calls.close()
+            self._changes.close()
             self.queue.close()
 
     async def step(self, key: str) -> Plan | None:
@@ -121,8 +148,19 @@ class Reconciler:
         now = self._clock.now()
         plan = self._decide(observation, now)
         self._settings.on_pass(observation, plan)
-        job, unwritten = await self._write(observation.job, plan, now)
-        done = await self._act(job, plan.actions)
+        self._attempts[key] = plan.status.attempt
+        done, calls = _Done(), list[asyncio.Task[int]]()
+        rows = Rows.of(plan.actions)
+        try:
+            calls += self._call(observation.job, rows.stops)  # of what is over: nothing is to be reserved
+            job, unwritten = await self._write(observation.job, plan, now)
+            calls += self._call(job, rows.calls)
+            await self._change(job, rows, done)
+            done.failures += await self._calls.answers(key, calls, ANSWER_SECONDS)
+        except BaseException:
+            for call in calls:
+                call.cancel()
+            raise
         self._schedule(key, plan, now, unwritten, done)
         return plan
 
@@ -161,6 +199,26 @@ class Reconciler:
             logger.warning("%s: %s", job.key, text)
             await self._cluster.emit_event(job, "Warning", "OtherOperator", text)
         return True
+
+    def _stop_at_once(self, key: str, worker: str, event: Event) -> None:
+        """What ends an attempt beyond doubt ends it now; the pass that follows does all the rest."""
+        attempt = self._attempts.get(key)
+        members = to_stop(attempt, worker, event) if attempt is not None else ()
+        if attempt is None or not members:
+            return
+        wish = Request(REQUEST_STOP, attempt.number, f"a rank of {worker} has failed")
+        gate = asyncio.Semaphore(self._settings.actions_at_once)
+        calls = self._calls.begin(key, {name: partial(self._stop, key, name, wish, gate) for name in members})
+        self._calls.leave(key, calls)
+
+    async def _stop(self, key: str, worker: str, wish: Request, gate: asyncio.Semaphore) -> int:
+        """Passes try again where it fails."""
+        async with gate:
+            try:
+                await self._agents.request(key, worker, wish)
+            except (AgentUnreachable, AgentRefused) as error:
+                logger.info("%s: %s", key, error)
+        return 0
 
     def _progressed(self, key: str) -> None:
         """Progress is for status, and waits with it: of many reports in the meantime the newest counts. That
@@ -245,25 +303,58 @@ class Reconciler:
         await self._settings.moment("written")
         return stored, False
 
-    async def _act(self, job: Job, actions: Iterable[Action]) -> _Done:
-        """Do all actions, those about one worker in their order."""
-        done = _Done()
+    def _call(self, job: Job, rows: dict[str, list[Action]]) -> list[asyncio.Task[int]]:
+        """Begin calls to agents."""
         gate = asyncio.Semaphore(self._settings.actions_at_once)
-        rows: dict[str, list[Action]] = {}
-        for action in actions:
-            rows.setdefault(_about(action), []).append(action)
-        async with asyncio.TaskGroup() as group:
-            for row in rows.values():
-                group.create_task(self._act_in_order(job, row, gate, done))
+
+        def work(row: list[Action]) -> Callable[[], Coroutine[None, None, int]]:
+            return lambda: self._act_in_order(job, row, gate, _Done())
+
+        return self._calls.begin(job.key, {agent: work(row) for agent, row in rows.items()})
+
+    async def _change(self, job: Job, rows: Rows, done: _Done) -> None:
+        """Change the cluster. A pass that asks agents waits for those alone: it is part of a recovery."""
+        if not rows.changes:
+            return
+        asks, wait = rows.stops or rows.calls, self._changes.pending(job.key)
+        done.left = bool(self._is_running and asks and not wait and may_wait(rows.changes))
+        act = self._act_for_nobody if done.left else self._act
+        task = self._changes.begin(job.key, lambda: act(job, rows.changes))
+        if done.left:
+            self._changes.leave(job.key, task)
+        else:
+            done.failures += await task
+
+    async def _act_for_nobody(self, job: Job, rows: dict[str, list[Action]]) -> int:
+        try:
+            return await self._act(job, rows)
+        except FatalError:
+            raise
+        except Exception:
+            if not self._settings.isolate_jobs:
+                raise
+            logger.exception("%s: unexpected error in what a pass has left", job.key)
+            return 1
+
+    async def _act(self, job: Job, rows: dict[str, list[Action]]) -> int:
+        """All rows at once, each in its order; the number of failures."""
+        gate, done = asyncio.Semaphore(self._settings.actions_at_once), _Done()
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._act_in_order(job, row, gate, done)) for row in rows.values()]
+        except BaseExceptionGroup as group_error:
+            raise _first_leaf(group_error) from group_error
         if done.refusal is not None:
             self._refusals[job.key] = done.refusal
+            self.queue.add(job.key)
         elif done.created:
             self._refusals.pop(job.key, None)
-        return done
+        return sum(task.result() for task in tasks)
 
     async def _act_in_order(
         self, job: Job, actions: list[Action], gate: asyncio.Semaphore, done: _Done
-    ) -> None:
+    ) -> int:
+        """How many were not done: one that fails, and all behind it."""
         for number, action in enumerate(actions):
             async with gate:
                 await self._settings.moment(type(action).__name__)
@@ -275,8 +366,8 @@ class Reconciler:
                 except ResumableError as error:
                     _raise_if_fatal(error)
                     logger.warning("%s: %s failed: %s", job.key, type(action).__name__, error)
-                    done.failures += len(actions) - number
-                    return
+                    return len(actions) - number
+        return 0
 
     async def _create(self, job: Job, action: CreateWorker, done: _Done) -> None:
         """A refusal is not a failure: the next pass sees it, says it and tries again when it is time."""
@@ -318,12 +409,22 @@ class Reconciler:
             self.queue.add_after(key, wait, routine=key in self._moving)
         if unwritten:
             self.queue.add_after(key, max(SHORTEST_WAIT_SECONDS, self._write_due(key) - now), routine=True)
-        if done.refusal is not None:
-            self.queue.add(key)
         if done.failures:
             self.queue.add_failed(key)
-        else:
+        elif not done.left:
             self.queue.succeeded(key)
+
+    def _changed(self, key: str, failures: int) -> None:
+        """What an earlier pass has left has ended; what came of it, the cluster's own watch tells."""
+        if failures:
+            self.queue.add_failed(key)
+
+    def _called(self, key: str, failures: int) -> None:
+        """A call of an earlier pass has ended."""
+        if failures:
+            self.queue.add_failed(key)
+        else:
+            self.queue.add(key)
 
     def _write_due(self, key: str) -> float:
         return self._written_at.get(key, float("-inf")) + self._settings.status_seconds
@@ -337,20 +438,8 @@ class Reconciler:
         self._moving.discard(key)
         self._refusals.pop(key, None)
         self._others.pop(key, None)
+        self._attempts.pop(key, None)
         self._checks.forget(key)
-
-
-def _about(action: Action) -> str:
-    """The worker that an action is about; events are a row of their own."""
-    match action:
-        case CreateWorker() | DeleteWorker():
-            return action.name
-        case SendAssignment():
-            return action.assignment.worker
-        case SendRequest():
-            return action.worker
-        case EmitEvent() | DeleteJob():
-            return ""
 
 
 def _first_leaf(error: BaseException) -> BaseException:

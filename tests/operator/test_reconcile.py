@@ -3,190 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import replace
 
 import pytest
+from one_job import KEY, STOP, VALID, World, plan, running, until
 
-from resumable_operator.agents import AgentPool
-from resumable_operator.clock import SystemClock
 from resumable_operator.cluster.port import Change
 from resumable_operator.decide.actions import (
-    Action,
     CreateWorker,
     DeleteJob,
     DeleteWorker,
     EmitEvent,
     Plan,
+    SendAssignment,
     SendRequest,
 )
 from resumable_operator.decide.claim import TAKE_OVER_SECONDS
-from resumable_operator.decide.observation import Job, Node, Observation, Problem, Worker
+from resumable_operator.decide.observation import Problem
 from resumable_operator.errors import (
-    AgentUnreachable,
     ClusterRefused,
     ConflictError,
     FatalError,
     RetryableError,
     SpecError,
 )
-from resumable_operator.model import AttemptStatus, Condition, JobSpec, JobStatus, Workers
-from resumable_operator.reconcile import Reconciler, Settings
+from resumable_operator.model import AttemptStatus, JobStatus, MemberStatus
+from resumable_training.contract import events
 from resumable_training.contract.assignment import Assignment, Request
-from resumable_training.contract.events import AgentState
-
-SPEC = JobSpec(workers=Workers(replicas=1))
-KEY = "ns/train"
-VALID = Condition(type="Valid", status="True", reason="Checked")
-
-
-@dataclass
-class FakeCluster:
-    """One job in memory; ``done`` is what happened, in order."""
-
-    done: list[str] = field(default_factory=list)
-    stored: Job | None = field(default_factory=lambda: Job("ns", "train", "uid", 1, SPEC, JobStatus(), "1"))
-    conflicts: int = 0
-    unreadable: SpecError | None = None
-    problems: tuple[Problem, ...] | Exception = ()
-    checks: int = 0
-    failures: dict[str, Exception] = field(default_factory=dict)
-    jobs_to_list: tuple[str, ...] = ()  # keys; none: the one that is there
-    changes: asyncio.Queue[Change] = field(default_factory=asyncio.Queue)
-    names: tuple[str, ...] = ()  # of this operator
-
-    async def jobs(self) -> list[Job]:
-        if self.stored is None:
-            return []
-        names = [key.partition("/")[2] for key in self.jobs_to_list] or ["train"]
-        return [replace(self.stored, name=name) for name in names]
-
-    async def job(self, key: str) -> Job | None:
-        if self.unreadable is not None:
-            raise self.unreadable
-        return self.stored if self.stored and self.stored.key == key else None
-
-    async def workers(self, job: Job) -> list[Worker]:
-        return []
-
-    async def nodes(self, job: Job) -> dict[str, Node]:
-        return {}
-
-    async def capacity(self, job: Job) -> int | None:
-        return None
-
-    async def create_worker(
-        self, job: Job, name: str, place: int, incarnation: int, avoid: tuple[str, ...] = ()
-    ) -> None:
-        self._do(f"create {name}" + "".join(f" not on {node}" for node in avoid))
-
-    async def delete_worker(self, job: Job, name: str, grace_seconds: float) -> None:
-        self._do(f"delete {name}")
-
-    async def write_status(self, job: Job, status: JobStatus) -> Job:
-        if self.conflicts:
-            self.conflicts -= 1
-            raise ConflictError("written by another")
-        self.done.append(f"write step {status.step}")
-        self.stored = replace(job, status=status, resource_version=str(int(job.resource_version) + 1))
-        return self.stored
-
-    async def emit_event(
-        self, job: Job, kind: Literal["Normal", "Warning"], reason: str, message: str
-    ) -> None:
-        self.done.append(f"tell {reason}")
-
-    async def report_invalid(self, key: str, error: SpecError) -> None:
-        self.done.append(f"invalid {key}")
-
-    async def check(self, job: Job) -> tuple[Problem, ...]:
-        self.checks += 1
-        if isinstance(self.problems, Exception):
-            raise self.problems
-        return self.problems
-
-    async def delete_job(self, job: Job) -> None:
-        self._do("delete job")
-
-    def operators(self) -> tuple[str, ...]:
-        return self.names
-
-    def agent_key(self, job: Job, worker: Worker) -> bytes:
-        return b"k" * 32
-
-    async def watch(self) -> AsyncIterator[Change]:
-        while True:
-            yield await self.changes.get()
-
-    def _do(self, what: str) -> None:
-        self.done.append(what)
-        if what in self.failures:
-            raise self.failures.pop(what)
-
-
-class FakeAgents(AgentPool):
-    """No agents; requests fail as ``failures`` says."""
-
-    def __init__(self) -> None:
-        super().__init__(SystemClock())
-        self.sent: list[tuple[str, str]] = []
-        self.assigned: list[Assignment] = []
-        self.unreachable: set[str] = set()
-
-    async def request(self, job_key: str, worker: str, request: Request) -> AgentState:
-        self.sent.append((worker, request.kind))
-        if worker in self.unreachable:
-            raise AgentUnreachable(worker)
-        return AgentState("boot", worker)
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.time = 100.0
-
-    def now(self) -> float:
-        return self.time
-
-
-@dataclass
-class World:
-    cluster: FakeCluster = field(default_factory=FakeCluster)
-    agents: FakeAgents = field(default_factory=FakeAgents)
-    clock: FakeClock = field(default_factory=FakeClock)
-    plans: list[Plan] = field(default_factory=list)  # what to decide, one after the other; the last repeats
-    seen: list[Observation] = field(default_factory=list)
-
-    def decide(self, observation: Observation, now: float) -> Plan:
-        self.seen.append(observation)
-        return self.plans.pop(0) if len(self.plans) > 1 else self.plans[0]
-
-    def reconciler(self, **settings: object) -> Reconciler:
-        chosen = replace(Settings(isolate_jobs=False), **settings)  # type: ignore[arg-type]
-        return Reconciler(self.cluster, self.agents, self.clock, chosen, self.decide)
+from resumable_training.contract.codec import to_plain
+from resumable_training.contract.events import Event, RankExit
 
 
 @pytest.fixture
 def world() -> World:
     return World()
-
-
-def plan(*actions: Action, step: int = 0, must_write: bool = False, wake_at: float | None = None) -> Plan:
-    return Plan(JobStatus(step=step), actions, "because", must_write, wake_at)
-
-
-async def running(reconciler: Reconciler, world: World, until: int) -> None:
-    """Run until so many passes were made."""
-    task = asyncio.create_task(reconciler.run())
-    try:
-        async with asyncio.timeout(10):
-            while len(world.seen) < until and not task.done():
-                await asyncio.sleep(0.005)
-        if task.done():
-            task.result()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_status_is_written_before_anything_is_done(world: World) -> None:
@@ -280,6 +130,70 @@ async def test_actions_about_one_worker_keep_their_order(world: World) -> None:
     world.agents.unreachable = set()
     await world.reconciler().step(KEY)
     assert set(world.cluster.done[1:]) == {"delete w-0-1", "delete w-1-1"}
+
+
+async def test_ranks_are_stopped_while_the_status_is_being_written(world: World) -> None:
+    """Nothing has to be reserved to stop what is over: an API server that takes its time costs no time."""
+    world.plans = [plan(STOP, CreateWorker("w-1-2", 1, 2), step=1, must_write=True)]
+    order = world.cluster.done
+
+    async def moment(name: str) -> None:
+        if name == "write":
+            await until(lambda: ("w-0-1", "stop") in world.agents.sent)
+            order.append("stopped before the write")
+
+    await world.reconciler(moment=moment).step(KEY)
+    assert order == ["stopped before the write", "write step 1", "create w-1-2"]
+
+
+async def test_assignments_wait_for_the_status(world: World) -> None:
+    """Reserve, then act: what starts ranks is sent when it is written."""
+    assignment = Assignment("ns/train", "uid", 1, "d", "w-0-1", (), "127.0.0.1", 1)
+    world.plans = [plan(SendAssignment(assignment), step=1, must_write=True)]
+    world.cluster.conflicts = 1
+    reconciler = world.reconciler()
+    with pytest.raises(ConflictError):
+        await reconciler.step(KEY)
+    assert world.agents.assigned == []
+    await reconciler.step(KEY)
+    assert world.agents.assigned == [assignment]
+
+
+async def test_an_agent_that_does_not_answer_holds_up_no_pass(world: World) -> None:
+    """Its job is decided upon meanwhile, without a second call; and looked at when the call has ended."""
+    world.agents.mute["w-0-1"] = asyncio.Event()
+    world.plans = [plan(STOP), plan(STOP, SendRequest("w-1-1", Request("stop", attempt=1))), plan()]
+    reconciler = world.reconciler()
+    await reconciler.step(KEY)
+    await reconciler.step(KEY)
+    assert world.agents.sent == [("w-0-1", "stop"), ("w-1-1", "stop")]
+    assert len(reconciler.queue) == 0
+    world.agents.mute["w-0-1"].set()
+    assert await asyncio.wait_for(reconciler.queue.get(), 5) == KEY
+    reconciler.queue.close()
+
+
+def member(place: int) -> MemberStatus:
+    name = f"w-{place}-1"
+    return MemberStatus(
+        worker=name, place=place, incarnation=1, address="a", agent_port=1, first_rank=place, ranks=1
+    )
+
+
+async def test_a_failed_rank_ends_the_others_without_a_pass(world: World) -> None:
+    """The agent's event alone does, as the attempt was left by the last pass; an older attempt's does not."""
+    attempt = AttemptStatus(number=2, state="running", members=(member(0), member(1), member(2)))
+    world.plans = [Plan(JobStatus(attempt=attempt), (), "", must_write=True)]
+    reconciler = world.reconciler()
+    await reconciler.step(KEY)
+    for number in (1, 2):
+        exit_ = to_plain(RankExit(rank=1, code=-9, own=True))
+        world.agents._on_event(KEY, "w-1-1", Event(number, 1, events.RANK_EXITED, number, "boot", exit_))
+    await until(lambda: len(world.agents.sent) == 2)
+    assert world.agents.sent == [("w-0-1", "stop"), ("w-2-1", "stop")]
+    assert len(world.seen) == 1
+    assert await asyncio.wait_for(reconciler.queue.get(), 5) == KEY
+    reconciler.queue.close()
 
 
 async def test_failed_action_is_tried_again(world: World) -> None:

@@ -5,11 +5,12 @@ Every action is level-triggered: doing it twice, or again after a crash, is harm
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Literal
 
 from resumable_operator.model import JobStatus
-from resumable_training.contract.assignment import Assignment, Request
+from resumable_training.contract.assignment import REQUEST_STOP, Assignment, Request
 
 
 @dataclass(frozen=True)
@@ -85,3 +86,47 @@ class Plan:
         """Decide again no later than this (seconds)."""
         times = [at for at in (self.due_at, self.look_at) if at is not None]
         return min(times, default=None)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A pass's actions by the worker that they are about, which are done in their order.
+
+    ``stops``: calls that only stop ranks; ``calls``: other calls to agents; ``changes``: of the cluster.
+    """
+
+    stops: dict[str, list[Action]] = field(default_factory=dict)
+    calls: dict[str, list[Action]] = field(default_factory=dict)
+    changes: dict[str, list[Action]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, actions: Iterable[Action]) -> Rows:
+        rows: dict[str, list[Action]] = {}
+        for action in actions:
+            rows.setdefault(_about(action), []).append(action)
+        result = cls()
+        for worker, row in rows.items():
+            if all(_is_stop(action) for action in row):
+                result.stops[worker] = row
+            elif all(isinstance(action, SendAssignment | SendRequest) for action in row):
+                result.calls[worker] = row
+            else:
+                result.changes[worker] = row
+        return result
+
+
+def _is_stop(action: Action) -> bool:
+    return isinstance(action, SendRequest) and action.request.kind == REQUEST_STOP
+
+
+def _about(action: Action) -> str:
+    """The worker that an action is about; events are a row of their own."""
+    match action:
+        case CreateWorker() | DeleteWorker():
+            return action.name
+        case SendAssignment():
+            return action.assignment.worker
+        case SendRequest():
+            return action.worker
+        case EmitEvent() | DeleteJob():
+            return ""
