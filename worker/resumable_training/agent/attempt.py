@@ -14,10 +14,10 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from resumable_training.agent import drain as draining
-from resumable_training.agent import reap, reports, stacks
+from resumable_training.agent import gpus, reap, reports, stacks
 from resumable_training.agent.context import Context
 from resumable_training.agent.drain import Drain
 from resumable_training.agent.files import write_json
@@ -37,6 +37,7 @@ from resumable_training.contract.progress import ProgressPage
 _OUTPUT_SECONDS = 1.0  # for the last lines, should the log's disk hang
 WARNINGS_LIMIT = 200  # passed on from the ranks of one attempt
 _LEFTOVER_TURNS = 200
+_GPU_SECONDS = 30.0  # for the driver to take back what a killed process held
 
 
 class Attempt:
@@ -394,6 +395,7 @@ class Attempt:
             if not reap.kill_leftovers(sessions, keep):
                 break
             await asyncio.sleep(0.01)
+        await self._await_gpus(sessions, keep)
         self._link.close()
         for rank in self.ranks:
             if not rank.abandoned:
@@ -403,6 +405,19 @@ class Attempt:
             with contextlib.suppress(OSError):  # a scratch file; whoever removes the directory has it too
                 rank.page_path.unlink()
         self._record()
+
+    async def _await_gpus(self, sessions: Set[int], keep: Sequence[int]) -> None:
+        """Ranks of the next attempt would find the memory taken that a dying process has not given back."""
+        if not gpus.present():
+            return
+        deadline = time.monotonic() + _GPU_SECONDS
+        while holders := gpus.holders(sessions, keep):
+            if time.monotonic() >= deadline:
+                self.unfit = True
+                self._warn("killed processes %s still hold a GPU after %d s" % (holders, _GPU_SECONDS))
+                self._emit(events.UNFIT, {"rank": self.assignment.member().first_rank, "pid": holders[0]})
+                return
+            await asyncio.sleep(0.02)
 
     def _peaceful_outcome(self) -> str:
         """Nothing failed and nothing was stopped: finished or drained.
