@@ -283,15 +283,15 @@ class Attempt:
             self._warn("the drain window is over; %d ranks still ran and were killed" % len(self.alive))
             self.end(events.STOPPED)
 
-    def _uses_library(self) -> bool:
-        return any(rank.speaker for rank in self.ranks)
-
-    def _watch_for_hang(self, now: float, awake_since: float) -> None:
     def _slowest_step_seconds(self) -> float:
         """The longest recent step of the ranks here; 0 while none has done one."""
         steps = [rank.progress.step_seconds for rank in self.ranks if rank.progress]
         return max((step for step in steps if step < float("inf")), default=0.0)
 
+    def _uses_library(self) -> bool:
+        return any(rank.speaker for rank in self.ranks)
+
+    def _watch_for_hang(self, now: float, awake_since: float) -> None:
         if self._hang_task is not None or self.ending:
             return
         hang = find_hang([rank.view() for rank in self.alive], self.limits, now, awake_since)
