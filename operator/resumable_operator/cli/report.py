@@ -22,6 +22,7 @@ from resumable_operator.cli.report_model import (
     IntervalAdvice,
     Report,
     in_steps_too,
+    not_reported_seconds,
     sighting,
     steps_told,
     waits_told,
@@ -227,8 +228,8 @@ def _phases(report: Report, console: Console) -> None:
     table.add_column("share", justify="right", footer=percent(1.0 if age else None))
     for item in report.phases:
         table.add_row(item.phase, f"{item.seconds:.3f}", percent(item.share))
-    unsettled = age - sum(item.seconds for item in report.phases)
-    if unsettled >= 0.001:  # the rest of a job that trains
+    unsettled = not_reported_seconds(report)
+    if unsettled:
         table.add_row("not reported yet", f"{unsettled:.3f}", percent(unsettled / age))
     console.print()
     console.print(table)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
-from resumable_operator.cli.rundir import HistoryEvent
+from resumable_operator.cli.run_history import HistoryEvent
 from resumable_operator.model import JobStatus, Model
 from resumable_training.checkpoint.history import AttemptHistory
 from resumable_training.contract import events

@@ -18,7 +18,7 @@ from resumable_training.contract.events import ProgressReport
 from resumable_training.contract.manifest import checkpoint_name
 
 if TYPE_CHECKING:
-    from resumable_operator.cli.rundir import HistoryEvent
+    from resumable_operator.cli.run_history import HistoryEvent
 
 MOST_SEEN = 1500  # moments: more than a screen has pixels
 

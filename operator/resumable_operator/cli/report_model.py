@@ -15,7 +15,8 @@ from resumable_operator.cli.report_checkpoints import (
     noted_numbers,
     used_seconds,
 )
-from resumable_operator.cli.rundir import HistoryEvent, JobFile, Lines
+from resumable_operator.cli.run_history import HistoryEvent, Lines
+from resumable_operator.cli.rundir import JobFile
 from resumable_operator.cli.save_interval import saves_told, wanted_seconds
 from resumable_operator.cli.units import duration
 from resumable_operator.decide import goodput as formulas
@@ -64,6 +65,7 @@ class Ending(Model):
     stages: dict[str, float] | None  # seconds of the recovery by stage; None: planned, or it goes on
     rework_steps: int | None  # lost by it; None: not known, as of a script that does not use the library
     done_again: bool  # those steps have been done again
+    committed: bool  # before a planned ending all that was done went into a checkpoint
     worker: str
     rank: int | None
     exit_code: int | None
@@ -201,6 +203,12 @@ def phase_shares(status: JobStatus, now: float) -> tuple[PhaseShare, ...]:
     )
 
 
+def not_reported_seconds(report: Report) -> float:
+    """What ranks that train have not told yet, of the age; 0 when less than a millisecond."""
+    seconds = report.goodput.age_seconds - sum(item.seconds for item in report.phases)
+    return seconds if seconds >= 0.001 else 0.0
+
+
 def waits_told(report: Report) -> str:
     """What of the phase ``checkpointing`` no save's own cost explains; empty: nothing, or not known.
 
@@ -227,6 +235,7 @@ def ending(item: Interruption, status: JobStatus) -> Ending:
         stages=item.stages,
         rework_steps=_lost_steps(item, status),
         done_again=_is_done_again(item, status),
+        committed=item.committed,
         worker=item.worker,
         rank=item.rank,
         exit_code=item.code,
@@ -266,7 +275,7 @@ def steps_told(item: Ending, short: bool = False) -> str:
     if lost is None:
         return "-" if short else "steps to redo are not known"
     steps = str(lost) if short else counted(lost, "step")
-    if item.planned and lost:  # it commits before it ends: somebody wanted an older checkpoint
+    if item.planned and item.committed and lost:  # somebody wanted an older checkpoint
         return f"went back {steps}"
     if item.done_again or not lost:
         return steps if short else f"{steps} done again"

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from resumable_operator.cli.report_course import Course, build_course
 from resumable_operator.cli.report_facts import gather
 from resumable_operator.cli.report_model import Report, build_report
-from resumable_operator.cli.rundir import HistoryEvent, JobFile, Lines
+from resumable_operator.cli.run_history import HistoryEvent, Lines
+from resumable_operator.cli.rundir import JobFile
 from resumable_operator.model import Checkpoint, JobStatus
 from resumable_operator.words import counted
 from resumable_training.checkpoint.history import AttemptHistory

@@ -6,22 +6,23 @@ lines are skipped and counted, missing files are told apart from wrong directori
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 
 from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.cli.jsonlines import raw_lines, understood
+from resumable_operator.cli.run_history import HistoryEvent, Lines, read_history
 from resumable_operator.cluster.local_files import RunFiles, is_live
 from resumable_operator.model import JobSpec, JobStatus, parse_spec
+from resumable_training.contract.codec import plain_from_json
 from resumable_training.contract.manifest import MARKER_FILE, STORE_FILE
 
-T = TypeVar("T")
 _ATTEMPT = re.compile(r"attempt-(\d+)")
 _RANK = re.compile(r"rank-(\d+)\.log")
 
@@ -38,17 +39,6 @@ class JobFile:
 
 
 @dataclass(frozen=True)
-class HistoryEvent:
-    """A line of ``history.jsonl``: an agent's event at ``at`` seconds on the operator's clock."""
-
-    at: float
-    worker: str
-    kind: str
-    attempt: int
-    data: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Notice:
     """A line of ``events.jsonl``: something that people were told."""
 
@@ -56,14 +46,6 @@ class Notice:
     kind: str
     reason: str
     message: str
-
-
-@dataclass(frozen=True)
-class Lines(Generic[T]):
-    """What a file of JSON lines holds, and how many of its lines could not be read."""
-
-    items: tuple[T, ...]
-    damaged: int = 0
 
 
 class RunDir:
@@ -122,12 +104,14 @@ class RunDir:
         return status
 
     def history(self) -> Lines[HistoryEvent]:
-        """All agent events that were folded, oldest first."""
-        return _lines(self.files.history, _history_event)
+        """Agent events that were folded, oldest first; of progress what a report needs."""
+        return read_history(self.files.history)
 
     def notices(self) -> Lines[Notice]:
         """All that people were told, oldest first."""
-        return _lines(self.files.events, _notice)
+        told = [understood(line, _notice) for line in raw_lines(self.files.events)]
+        items = tuple(notice for notice in told if notice is not None)
+        return Lines(items, len(told) - len(items))
 
     def owner(self) -> int | None:
         """Process id of the ``rtj run`` that holds this directory now; None when nobody does."""
@@ -219,42 +203,11 @@ def _nearby(path: Path) -> str:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
+        return plain_from_json(path.read_bytes())
     except OSError as error:
         raise UsageProblem(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
         raise UsageProblem(f"{path} is damaged: {error}") from error
-
-
-def _lines(path: Path, build: Callable[[Any], T]) -> Lines[T]:
-    items: list[T] = []
-    damaged = 0
-    for line in _raw_lines(path):
-        try:
-            items.append(build(json.loads(line)))
-        except (ValueError, KeyError, TypeError):  # a line that a full disk or a kill cut off
-            damaged += 1
-    return Lines(tuple(items), damaged)
-
-
-def _raw_lines(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            yield from (line for line in file if line.strip())
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise UsageProblem(f"cannot read {path}: {error.strerror}") from error
-
-
-def _history_event(plain: Any) -> HistoryEvent:
-    return HistoryEvent(
-        float(plain["at"]),
-        str(plain["worker"]),
-        str(plain["kind"]),
-        int(plain["attempt"]),
-        dict(plain["data"]),
-    )
 
 
 def _notice(plain: Any) -> Notice:

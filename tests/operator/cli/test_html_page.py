@@ -81,6 +81,18 @@ def read(html: str) -> Reader:
     return reader
 
 
+def test_what_is_not_reported_yet_has_a_row() -> None:
+    """Of a job that trains: so the rows sum to its age; of one that has ended there is none."""
+    life = eventful()
+    status = life.status(finished_at=None, phase="Running")
+    running = status.model_copy(
+        update={"ledger": status.ledger.model_copy(update={"open_phase": "unaccounted"})}
+    )
+    later = rendered(tell(JOB, running, life.wall + 7.25, None, life.histories))
+    assert re.search(r"Not reported yet.*?>7\.250<", later, re.DOTALL)
+    assert "Not reported yet" not in rendered(story_of(life))
+
+
 def test_a_page_is_well_formed_and_asks_for_nothing() -> None:
     """One file: no address but places in itself, no handler, two scripts of its own."""
     found = read(rendered(story_of(eventful())))

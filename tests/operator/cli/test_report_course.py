@@ -13,7 +13,7 @@ from story_samples import BEGIN, UID, Life, eventful
 from resumable_operator.cli.report_course import ORDER, Course, build_course
 from resumable_operator.cli.report_facts import MOST_SEEN, gather
 from resumable_operator.cli.report_model import goodput_numbers
-from resumable_operator.cli.rundir import HistoryEvent
+from resumable_operator.cli.run_history import HistoryEvent
 from resumable_operator.decide.ledger import phases_at
 from resumable_operator.model import JobStatus
 from resumable_training.checkpoint.history import AttemptHistory

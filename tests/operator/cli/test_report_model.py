@@ -18,7 +18,8 @@ from resumable_operator.cli.report_model import (
     restart_seconds,
     sighting,
 )
-from resumable_operator.cli.rundir import HistoryEvent, JobFile, Lines
+from resumable_operator.cli.run_history import HistoryEvent, Lines
+from resumable_operator.cli.rundir import JobFile
 from resumable_operator.decide.observation import Job
 from resumable_operator.metrics import _recommended_interval
 from resumable_operator.model import CheckpointStatus, Interruption, JobSpec, JobStatus, LedgerStatus

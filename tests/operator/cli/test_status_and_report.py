@@ -248,6 +248,16 @@ def test_a_roll_back_is_no_loss_of_the_suspension_before_it(run, rtj) -> None:
     assert "33.6 s" not in page
 
 
+def test_a_suspension_whose_drain_failed_has_lost_steps(run, rtj) -> None:
+    """Nobody went back on purpose: what no checkpoint held was lost, and done again."""
+    changes = {"cause": "suspend", "resumed_step": 100, "rework_steps": 9, "committed": False}
+    ending = STATUS.interruptions[1].model_copy(update=changes)
+    run.status(STATUS.model_copy(update={"interruptions": (ending,)}))
+    for page in (rtj("report", run.path, columns=60).output, rtj("report", run.path, "--html", "-").output):
+        assert "went back" not in page
+    assert "9 steps done again" in " ".join(rtj("report", run.path, columns=60).output.split())
+
+
 def test_a_job_that_never_trained_again_has_not_recovered(run, rtj) -> None:
     """Tries that ended in the next interruption are no recoveries, and have no mean."""
     stages = {"detect": 0.4, "reschedule": 4.0, "rendezvous": 0.1, "restore": 0.9, "warmup": 0.0}

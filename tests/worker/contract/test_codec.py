@@ -17,7 +17,7 @@ from resumable_training.contract.assignment import (
     Request,
     membership_digest,
 )
-from resumable_training.contract.codec import ContractError, from_json, to_json
+from resumable_training.contract.codec import ContractError, from_json, plain_from_json, to_json
 from resumable_training.contract.events import AgentState, Event, ProgressReport, RankExit
 from resumable_training.contract.manifest import FileEntry, Manifest, Record
 
@@ -93,6 +93,34 @@ def test_no_message_at_all(data: bytes) -> None:
     """What is no JSON object is refused as such."""
     with pytest.raises(ContractError):
         from_json(Limits, data)
+
+
+UNBEARABLE = {
+    "not a number": "[NaN]",
+    "beyond all floats": '{"a": 1e999}',
+    "beyond 64 bits": "[9223372036854775808]",
+    "more digits than are read": "[1" + "0" * 5000 + "]",
+    "half a character": '{"a": "\\uD83d"}',
+    "a tower": "[" * 100_000,
+    "cut off": '{"a": 1',
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("text", UNBEARABLE.values(), ids=UNBEARABLE)
+def test_json_that_nobody_could_use(text: str) -> None:
+    """One kind of error for all of it, whether it comes as text or as bytes."""
+    for data in (text, text.encode()):
+        with pytest.raises(ContractError, match="not valid JSON"):
+            plain_from_json(data)
+
+
+def test_json_that_is_well() -> None:
+    """Numbers up to 64 bits, and characters outside of 16 bits, also when they are written as two."""
+    assert plain_from_json('{"a": [9223372036854775807, -1.5e300, "\\ud83d\\ude00"]}') == {
+        "a": [2**63 - 1, -1.5e300, "\U0001f600"]
+    }
+    assert plain_from_json(b'"\xf0\x9f\x98\x80"') == "\U0001f600"
 
 
 def test_not_a_number_is_not_sent() -> None:

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from resumable_training.checkpoint.errors import CheckpointError, StoreNotFound
 from resumable_training.checkpoint.store import Store
-from resumable_training.contract.codec import ContractError, from_plain
+from resumable_training.contract.codec import ContractError, from_plain, plain_from_json
 
 HISTORY_DIRECTORY = "history"
 VERSION = 1
@@ -315,10 +315,10 @@ _KINDS: dict[str, type[Any]] = {
 def _parsed(raw: bytes) -> Any:
     """A line's dataclass; an empty string for a kind of later versions; None: not understood."""
     try:
-        plain = json.loads(raw)
+        plain = plain_from_json(raw)
         kind = _KINDS.get(plain["kind"])
         return "" if kind is None else from_plain(kind, plain)
-    except (ContractError, ValueError, KeyError, TypeError, RecursionError):
+    except (ContractError, KeyError, TypeError):
         return None
 
 

@@ -10,6 +10,7 @@ import typing
 from typing import Any, Callable, Tuple, Type, TypeVar, Union
 
 T = TypeVar("T")
+_LARGEST = 2**63
 _UNIONS = (Union, getattr(types, "UnionType", Union))  # the second is of ``X | None``; Python 3.9 has none
 
 
@@ -44,6 +45,36 @@ def from_json(kind: Type[T], data: bytes) -> T:
     except ValueError as error:
         raise ContractError("not valid JSON: %s" % error) from error
     return from_plain(kind, plain)
+
+
+def plain_from_json(data: Union[bytes, str]) -> Any:
+    """Decoded JSON that others bear: numbers are finite, integers have 64 bits, texts can be written again.
+
+    Raises:
+        ContractError: it is none; or it is nested so deeply that nobody meant it.
+    """
+    try:
+        plain = json.loads(data, parse_float=_finite, parse_int=_bearable, parse_constant=_finite)
+        text = data.encode() if isinstance(data, str) else data
+        if b"\\ud" in text.lower():
+            json.dumps(plain, ensure_ascii=False).encode()  # half of a character outside of 16 bits
+    except (ValueError, RecursionError) as error:
+        raise ContractError("not valid JSON: %s" % error) from error
+    return plain
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not abs(value) < float("inf"):
+        raise ContractError("%s is no finite number" % text[:20])
+    return value
+
+
+def _bearable(text: str) -> int:
+    value = int(text)
+    if abs(value) >= _LARGEST:
+        raise ContractError("%s is too large a number" % text[:20])
+    return value
 
 
 def from_plain(kind: Type[T], plain: Any, where: str = "") -> T:

@@ -27,6 +27,7 @@ from resumable_operator.decide.goodput import exact_goodput
 from resumable_operator.words import counted
 
 MANY = 60
+MOST_DOTS = 1500  # more than a screen has pixels
 _CURVE_POINTS = 121
 
 
@@ -46,7 +47,7 @@ def save_seconds(course: Course) -> Chart | None:
     parts = [
         _dotted(durable, "ink"),
         _dotted(blocking, css_class("checkpointing")),
-        uprights([x(save.at) for save in failed], "unplanned"),
+        uprights(sorted({round(x(save.at), 3) for save in failed}), "unplanned"),
     ]
     keys = [
         Key("training stood still", css_class("checkpointing"), "dot"),
@@ -88,10 +89,16 @@ def save_sizes(course: Course) -> Chart | None:
 
 
 def _dotted(places: Places, css: str) -> Html:
-    """Dots with a thin line through them; of many only the dots, smaller."""
+    """Dots with a thin line through them; of many only the dots, smaller, and of very many the highest."""
     if len(places) > MANY:
-        return dots(places, f"{css} many")
+        return dots(_highest(places), f"{css} many")
     return join([line(places, f"{css} thin"), dots(places, css)])
+
+
+def _highest(places: Places) -> Places:
+    """One of each group of neighbours, so that no more are left than a screen has room for."""
+    group = -(-len(places) // MOST_DOTS)
+    return [max(places[at : at + group], key=lambda place: place[1]) for at in range(0, len(places), group)]
 
 
 def interval_curve(advice: IntervalAdvice) -> Chart:

@@ -13,6 +13,7 @@ from functools import cache
 from importlib import resources
 
 from resumable_operator.cli.html import sections
+from resumable_operator.cli.html.bounded import bounded
 from resumable_operator.cli.html.markup import Html, join, tag
 from resumable_operator.cli.html.palette import PHASES, css_rules
 from resumable_operator.cli.html.plot import figure
@@ -31,6 +32,7 @@ def page(report: Report, course: Course, written: str, notes: tuple[str, ...] = 
         written: when and from what it was made, for people.
         notes: what a reader must know, such as that a history could not be read.
     """
+    course = bounded(course)
     script, style = _asset("page.js"), css_rules() + _asset("page.css")
     told = (tag("p", note, class_="warning", role="note") for note in notes)
     body = tag(

@@ -40,6 +40,7 @@ PHASES = {
     "suspended": Look("Suspended", "on request; not counted", "#c6ced6", "#454f5b"),
     "unaccounted": Look("Unaccounted", "nobody could tell", "#39424d", "#f3f5f7"),
 }
+NOT_REPORTED = Look("Not reported yet", "ranks train, and will say what they did", "#c6ced6", "#454f5b")
 assert set(PHASES) == set(LEDGER_PHASES)
 
 STAGES = {
@@ -61,4 +62,6 @@ def css_rules() -> str:
     light = "".join(f"--{css_class(name)}:{look.light};" for name, look in PHASES.items())
     dark = "".join(f"--{css_class(name)}:{look.dark};" for name, look in PHASES.items())
     classes = "".join(f".{css_class(name)}{{--c:var(--{css_class(name)})}}" for name in PHASES)
+    light, dark = f"{light}--unsettled:{NOT_REPORTED.light}", f"{dark}--unsettled:{NOT_REPORTED.dark}"
+    classes += ".unsettled{--c:var(--unsettled)}"
     return f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n{classes}\n"

@@ -14,7 +14,7 @@ from resumable_operator.cli.html.cost_charts import (
     stage_legend,
 )
 from resumable_operator.cli.html.markup import Content, Html, join, tag
-from resumable_operator.cli.html.palette import PHASES, STAGES, css_class
+from resumable_operator.cli.html.palette import NOT_REPORTED, PHASES, STAGES, css_class
 from resumable_operator.cli.html.plot import figure, percent
 from resumable_operator.cli.html.verdict import interruptions, verdict
 from resumable_operator.cli.report import NO_HISTORY, seen_told
@@ -25,6 +25,7 @@ from resumable_operator.cli.report_model import (
     IntervalAdvice,
     Report,
     in_steps_too,
+    not_reported_seconds,
     sighting,
     steps_told,
     waits_told,
@@ -92,33 +93,12 @@ def _tile(value: str, below: str) -> tuple[Content, ...]:
 
 
 def phases(report: Report) -> Html:
-    """Every phase that took time; to the millisecond the ledger's numbers."""
-    longest = max((item.seconds for item in report.phases), default=0.0)
-    rows = (
-        tag(
-            "tr",
-            tag(
-                "th",
-                tag("i", class_=f"key area {css_class(item.phase)}"),
-                PHASES[item.phase].label,
-                tag("small", PHASES[item.phase].meaning),
-                scope="row",
-            ),
-            tag(
-                "td",
-                tag(
-                    "div",
-                    class_=f"meter {css_class(item.phase)}",
-                    style=f"width:{percent(item.seconds / longest)}",
-                ),
-                class_="wide",
-                aria_hidden="true",
-            ),
-            tag("td", f"{item.seconds:,.3f}", class_="num"),
-            tag("td", share_text(item.share), class_="num"),
-        )
-        for item in report.phases
-    )
+    """Every phase that took time, and what is not reported yet; to the millisecond the ledger's numbers."""
+    age, waits = report.goodput.age_seconds, not_reported_seconds(report)
+    longest = max((waits, *(item.seconds for item in report.phases)))
+    rows = [_phase_row(item.phase, item.seconds, item.share, longest) for item in report.phases]
+    if waits:
+        rows.append(_phase_row("", waits, waits / age, longest))
     heads = tag(
         "tr",
         tag("th", "phase", scope="col"),
@@ -126,16 +106,31 @@ def phases(report: Report) -> Html:
         tag("th", "seconds", scope="col", class_="num"),
         tag("th", "share", scope="col", class_="num"),
     )
-    age = report.goodput.age_seconds
     foot = tag(
         "tr",
         tag("th", "age of the job", scope="row"),
         tag("td", class_="wide", aria_hidden="true"),
-        tag("td", f"{age:,.3f}", class_="num"),
-        tag("td", share_text(1.0 if age else None), class_="num"),
+        *_time_cells(age, 1.0 if age else None),
     )
     table = tag("table", tag("thead", heads), tag("tbody", join(rows)), tag("tfoot", foot), class_="phases")
     return section("time", "Where the time went", tag("div", table, class_="scroll"))
+
+
+def _phase_row(phase: str, seconds: float, share: float, longest: float) -> Html:
+    """``phase`` empty: what no rank has reported yet."""
+    look, color = PHASES.get(phase, NOT_REPORTED), css_class(phase) if phase else "unsettled"
+    meter = tag("div", class_=f"meter {color}", style=f"width:{percent(seconds / longest)}")
+    name = (tag("i", class_=f"key area {color}"), look.label, tag("small", look.meaning))
+    return tag(
+        "tr",
+        tag("th", *name, scope="row"),
+        tag("td", meter, class_="wide", aria_hidden="true"),
+        *_time_cells(seconds, share),
+    )
+
+
+def _time_cells(seconds: float, share: float | None) -> tuple[Html, Html]:
+    return tag("td", f"{seconds:,.3f}", class_="num"), tag("td", share_text(share), class_="num")
 
 
 # ---- interruptions ---------------------------------------------------------------------------------------
