@@ -19,6 +19,7 @@ from rich.progress import Progress
 
 from resumable_operator.cli.document import read_document, unreadable
 from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.cli.numbers import Number
 from resumable_operator.cli.output import make_console
 from resumable_operator.cli.place import Place, cluster_options
 from resumable_operator.cli.simulate_input import AXES, MACHINE_MTBF, Wish, cells_of, read_trace
@@ -81,14 +82,14 @@ class _Output:
 @click.option("--gpus", type=click.IntRange(1, 1024), help="Of a machine [the spec's, or 8].")
 @click.option(
     "--weibull",
-    type=click.FloatRange(0.1, 10),
+    type=Number(0.1, 10),
     metavar="SHAPE",
     help="Of the time between failures"
     " of a machine: below 1 bursts, above 1 more regular. Without it failures are Poisson.",
 )
 @click.option(
     "--in-place",
-    type=click.FloatRange(0, 1),
+    type=Number(0, 1),
     help="Share of failures that leave the machine good [0].",
 )
 @click.option("--racks", metavar="SIZE:MTBF", help="Also whole racks fail, e.g. 4:90d.")
@@ -98,7 +99,7 @@ class _Output:
     help="The provider takes a share of the machines back in waves, e.g. 1d:0.25:1h.",
 )
 @click.option("--trace", type=click.Path(path_type=Path), help="Failures from a file, CSV or JSON lines.")
-@click.option("--days", type=click.FloatRange(0.01, 3650), default=30.0, show_default=True, help="Of a life.")
+@click.option("--days", type=Number(0.01, 3650), default=30.0, show_default=True, help="Of a life.")
 @click.option(
     "--seeds", type=click.IntRange(1, 100_000), default=8, show_default=True, help="Lives in each row."
 )
@@ -150,6 +151,9 @@ def simulate_command(
     """
     if plot is not None and plot.suffix.lower() != ".svg":
         raise UsageProblem(f"--plot draws SVG: '{plot}' must end in .svg")
+    for target in filter(None, (csv, plot)):
+        if not target.parent.is_dir():
+            raise UsageProblem(f"cannot write {target}: no such directory")
     measured = _measured(from_run, place, with_job=job is not None)
     given = {name: value for name, value in values.items() if value is not None}
     axes = {name: given[name] for name in AXES if name in given}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from resumable_operator.model import Checkpoint, JobSpec
 from resumable_operator.simulate.failures import Failure, Machines, Process, Racks, SpotWaves, Trace
 from resumable_operator.simulate.grid import Cell
 from resumable_operator.simulate.parameters import STAGES, Costs, Parameters, Restart, make_spec
+from resumable_training.contract.codec import ContractError, plain_from_json
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0, "": 1.0}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
@@ -27,6 +27,10 @@ AXES = (
 )
 _VARIED_COSTS = ("blocking", "durable", "replace")
 MOST_CELLS = 1000
+MOST_MACHINES = 10_000  # more take days to simulate
+LONGEST_SECONDS = 10_000 * 365.25 * 86_400
+SHORTEST_STEP = 0.001  # a life is reckoned in whole milliseconds
+LONGEST_TEXT = 60
 GPUS = 8  # of a machine, where nothing says otherwise
 
 
@@ -59,8 +63,16 @@ def seconds(text: str, what: str) -> float:
     """
     found = _DURATION.fullmatch(text.strip().lower())
     if found is None or found[2] not in _UNITS:
-        raise UsageProblem(f"{what}: '{text}' is not a time such as 90s, 15m, 2h or 30d")
-    return float(found[1]) * _UNITS[found[2]]
+        raise UsageProblem(f"{what}: '{shorten(text)}' is not a time such as 90s, 15m, 2h or 30d")
+    value = float(found[1]) * _UNITS[found[2]]
+    if value > LONGEST_SECONDS:
+        raise UsageProblem(f"{what}: '{shorten(text)}' is more than 10,000 years")
+    return value
+
+
+def shorten(text: str) -> str:
+    """For a message: no longer than a line."""
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."
 
 
 def cells_of(wish: Wish) -> list[Cell]:
@@ -116,10 +128,12 @@ def _whole(chosen: Mapping[str, str], name: str) -> int | None:
     text = chosen.get(name)
     if text is None:
         return None
-    if not re.fullmatch(r"[0-9]{1,6}", text):
-        raise UsageProblem(f"--{name}: '{text}' is not a whole number")
-    if name == "workers" and int(text) < 1:
+    if not re.fullmatch(r"[0-9]+", text):
+        raise UsageProblem(f"--{name}: '{shorten(text)}' is not a whole number")
+    if name == "workers" and set(text) == {"0"}:
         raise UsageProblem("--workers: give 1 or more")
+    if len(text) > 9 or int(text) > MOST_MACHINES:
+        raise UsageProblem(f"--{name}: {shorten(text)} are too many to simulate; at most {MOST_MACHINES}")
     return int(text)
 
 
@@ -131,8 +145,8 @@ def _costs(wish: Wish, chosen: Mapping[str, str]) -> Costs:
         restart = restart.scaled(seconds(chosen["restart"], "--restart"))
     own = {name: value for name, value in given.items() if name not in STAGES}
     costs = Costs(**own, restart=restart)
-    if costs.step <= 0:
-        raise UsageProblem("--step: a step takes longer than nothing")
+    if costs.step < SHORTEST_STEP:
+        raise UsageProblem("--step: a step takes 1 ms or more; for shorter ones give several as one")
     return costs
 
 
@@ -232,6 +246,9 @@ def read_trace(text: str, name: str) -> Trace:
     Raises:
         UsageProblem: names the line that is wrong.
     """
+    text = text.removeprefix("\ufeff")  # as some editors begin their files
+    if text.lstrip().startswith("["):
+        raise UsageProblem(f"{name} is one JSON list: give an object on each line, without brackets around")
     rows = _json_rows(text, name) if text.lstrip().startswith("{") else _csv_rows(text, name)
     found = []
     for line, row in rows:
@@ -249,9 +266,9 @@ def _json_rows(text: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UsageProblem(f"{name}, line {number}: not JSON: {error}") from error
+            row = plain_from_json(line)
+        except ContractError as error:
+            raise UsageProblem(f"{name}, line {number}: {error}") from error
         if not isinstance(row, dict):
             raise UsageProblem(f"{name}, line {number}: not an object")
         yield number, row
@@ -261,6 +278,8 @@ def _csv_rows(text: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
     reader = csv.DictReader(text.splitlines(), strict=True)
     try:
         for row in reader:
+            if None in row:
+                raise UsageProblem(f"{name}, line {reader.line_num}: more fields than the header has")
             yield reader.line_num, {key: value for key, value in row.items() if key and value}
     except csv.Error as error:
         raise UsageProblem(f"{name}, line {reader.line_num}: not CSV: {error}") from error
@@ -289,17 +308,19 @@ def _failure(row: Mapping[str, Any]) -> Failure:
 
 def _number(row: Mapping[str, Any], name: str) -> float:
     found = float(row[name])
-    if not 0 <= found < float("inf"):
-        raise ValueError(f"{name} must be a time of 0 s or more, not {row[name]}")
+    if not 0 <= found <= LONGEST_SECONDS:
+        raise ValueError(f"{name} must be a time of 0 s or more, not {shorten(str(row[name]))}")
     return found
 
 
 def _slots(value: Any) -> tuple[int, ...]:
     parts = value.split() if isinstance(value, str) else value if isinstance(value, list) else [value]
+    if any(isinstance(part, (bool, float)) for part in parts):
+        raise ValueError("machines are whole numbers")
     found = tuple(int(part) for part in parts)
     if any(slot < 0 for slot in found):
         raise ValueError("machines are numbered from 0")
-    return found
+    return tuple(dict.fromkeys(found))
 
 
 def _truth(value: Any) -> bool:

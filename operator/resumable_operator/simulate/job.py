@@ -55,6 +55,10 @@ def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
+def _step_ms(seconds: float) -> int:
+    return max(1, _ms(seconds))
+
+
 class _Life:
     """All times are integer milliseconds from the job's start."""
 
@@ -93,7 +97,7 @@ class _Life:
             if self._told or (self._wake is not None and self._wake <= self._now):
                 self._look()
         age = self._now / 1000
-        ideal = age / self._costs.step
+        ideal = age * 1000 / _step_ms(self._costs.step)
         return self._account.outcome(self._job.status, age, ideal, self._interval / 1000, self._passes)
 
     # ---- time ----------------------------------------------------------------------------------------
@@ -253,7 +257,7 @@ class _Life:
             rendezvous=_ms(restart.rendezvous),
             restoring=_ms(restart.restore),
             warmup=_ms(restart.warmup),
-            step=max(1, _ms(self._costs.step * full / size)),
+            step=_step_ms(self._costs.step * full / size),
             blocking=_ms(self._costs.blocking),
             durable=_ms(self._costs.durable),
             interval=lambda measured: self._interval_of(assignment.checkpoint, begun, measured),

@@ -224,7 +224,11 @@ JSON_TRACE = (
 )
 
 
-@pytest.mark.parametrize("text", [CSV_TRACE, JSON_TRACE], ids=["csv", "json lines"])
+@pytest.mark.parametrize(
+    "text",
+    [CSV_TRACE, JSON_TRACE, "\ufeff" + CSV_TRACE.replace("\n", "\r\n"), "\ufeff" + JSON_TRACE],
+    ids=["csv", "json lines", "csv of another system", "json lines of it"],
+)
 def test_a_trace(text: str) -> None:
     """The same failures in both forms."""
     assert read_trace(text, "t").failed == (
@@ -246,7 +250,20 @@ def test_a_trace(text: str) -> None:
         ("at,machines,when\n5,1,x\n", "t, line 2: unknown field when; known are at, machines"),
         ('{"at": 1, "machines": []}', "t, line 1: machines is empty"),
         ('{"at": 1, "machines": 1, "inPlace": "perhaps"}', "t, line 1: inPlace must be true or false"),
-        ('{"at": 1', "t, line 1: not JSON"),
+        ('{"at": 1', "t, line 1: not valid JSON"),
+        ('{"at": 1e999, "machines": 0}', "t, line 1: not valid JSON: 1e999 is no finite number"),
+        ('{"at": NaN, "machines": 0}', "t, line 1: not valid JSON: NaN is no finite number"),
+        ('{"at": 1, "machines": ' + "[" * 100_000, "t, line 1: not valid JSON"),
+        ('{"at": 1, "machines": 1.5}', "t, line 1: machines are whole numbers"),
+        ('{"at": 1, "machines": true}', "t, line 1: machines are whole numbers"),
+        ('{"at": 1, "machines": null}', "t, line 1: int"),
+        ('[{"at": 1, "machines": 0}]', "t is one JSON list: give an object on each line"),
+        ("at,machines\n5,1,2\n", "t, line 2: more fields than the header has"),
+        ("at,machines\nnan,1\n", "t, line 2: at must be a time"),
+        ("at,machines\n1e300,1\n", "t, line 2: at must be a time"),
+        ("at,machines\n5,1.5\n", "t, line 2: invalid literal"),
+        ("at;machines\n5;1\n", "t, line 2: unknown field"),
+        ("\0\0\n\0", "t, line"),
         ('{"at": 1, "machines": 0}\n[]', "t, line 2: not an object"),
     ],
 )
@@ -298,9 +315,28 @@ def test_processes_from_the_command_line() -> None:
         (("--weibull", "0.7", "--spot", "1d:0.5"), "--weibull and --in-place are of machines that fail"),
         (("--notice", "2m"), "--notice is that of a spot wave"),
         (("-n", "team"), "are for --from-run of a job in a cluster"),
-        (("--step", "0"), "a step takes longer than nothing"),
+        (("--step", "0"), "a step takes 1 ms or more"),
+        (("--step", "0.9ms"), "a step takes 1 ms or more"),
+        (("--days", "nan"), "--days': nan is not a number"),
+        (("--days", "inf"), "--days"),
+        (("--weibull", "nan"), "--weibull': nan is not a number"),
+        (("--in-place", "nan", "--mtbf", "1h"), "--in-place': nan is not a number"),
+        (("--mtbf", "nan"), "--mtbf: 'nan' is not a time"),
+        (("--mtbf", "-1h"), "--mtbf: '-1h' is not a time"),
+        (("--mtbf", "9" * 400), "is more than 10,000 years"),
+        (("--interval", "9" * 20), "is more than 10,000 years"),
+        (("--replace", "10001y"), "is not a time"),
+        (("--restart", "\u0661m"), "is not a time"),
+        (("--racks", "1e3:1d"), "'1e3' is not a number of machines"),
+        (("--spot", "1d:nan"), "is not a share of the machines"),
+        (("--workers", "1000000"), "1000000 are too many to simulate"),
+        (("--workers", "1" * 5000), "are too many to simulate"),
+        (("--spares", "\u0661"), "is not a whole number"),
+        (("--seeds", "0"), "--seeds"),
+        (("--processes", "0"), "--processes"),
         (("--trace", "nowhere.csv"), "nowhere.csv: no such file"),
         (("--plot", "no/such/place.svg"), "cannot write no/such/place.svg"),
+        (("--csv", "no/such/place.csv", "--days", "3650"), "cannot write no/such/place.csv"),
         (("--spares", ",".join(str(n) for n in range(1001))), "too many for one table"),
         (("nowhere.yaml",), "nowhere.yaml: no such file"),
     ],
