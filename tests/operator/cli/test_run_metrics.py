@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from resumable_operator.cli import run_metrics
 from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.run_metrics import serving_metrics
 from resumable_operator.decide.observation import Job
@@ -127,3 +129,52 @@ def test_a_taken_port_leaves_no_run_directory(tmp_path: Path, rtj) -> None:
     assert result.exit_code == 2
     assert f"--metrics-port {port}: " in result.output
     assert not (tmp_path / "new").exists()
+
+
+ODD_REQUESTS = {
+    "only its head": (b"HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n", b"200"),
+    "a format of its own": (b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: \xff;q=nan,*\r\n\r\n", b"200"),
+    "what may be asked": (b"OPTIONS /metrics HTTP/1.1\r\nHost: x\r\n\r\n", b"405"),
+    "a write": (b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\nxxx", b"405"),
+    "a place that is none": (b"GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n", b"404"),
+    "another protocol": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 50, b"400"),
+    "a header without end": (b"GET /metrics HTTP/1.1\r\nHost: " + b"x" * 200_000 + b"\r\n\r\n", b"400"),
+    "an address without end": (b"GET /" + b"x" * 200_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
+    "nothing at all": (b"", b""),
+}
+
+
+@pytest.mark.parametrize(("request_", "code"), ODD_REQUESTS.values(), ids=ODD_REQUESTS)
+async def test_odd_requests_harm_nobody(request_: bytes, code: bytes) -> None:
+    """They get their answer, or none, and the next one its page."""
+    port, stored = free_port(), job(free_port())
+    async with serving_metrics(port, lambda: stored, lambda: 5.0):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request_)
+        if code:
+            line = await asyncio.wait_for(reader.readline(), 10)
+            assert line.split()[1] == code
+        writer.close()
+        assert "resumable_running" in await page(port)
+
+
+async def test_who_reads_slowly_or_hangs_up_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither other scrapers nor the end of the run; and an agent that hangs costs its own lines alone."""
+    monkeypatch.setattr(run_metrics, "AGENT_SECONDS", 0.2)
+    port, asked = free_port(), b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+    hung = await asyncio.start_server(lambda _reader, _writer: asyncio.sleep(0), "127.0.0.1", 0)
+    stored: list[Job | None] = [job(hung.sockets[0].getsockname()[1])]
+    open_ones = []
+    async with hung, asyncio.timeout(20), serving_metrics(port, lambda: stored[0], lambda: 5.0):
+        for _ in range(50):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+            writer.write(asked * 100)
+            open_ones.append((reader, writer))
+        for _, writer in open_ones[:25]:
+            writer.transport.abort()
+        both = await asyncio.gather(page(port), page(port))
+        assert all("resumable_running" in text for text in both)
+        stored[0] = None  # the job ends, and is gone, while it is asked for
+        assert "resumable_running{" not in await page(port)
+    for _, writer in open_ones:
+        writer.close()
