@@ -18,11 +18,11 @@ PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3.14 p
 	if $$candidate -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
 	then echo $$candidate; break; fi; done)
 
-.PHONY: help setup demo test test-fast check format soak bench bench-operator bench-checkpoint deploy binaries cluster cluster-down demo-cluster clean
+.PHONY: help setup demo test test-fast check format soak bench bench-recovery bench-operator bench-checkpoint deploy binaries cluster cluster-down demo-cluster clean
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  Options: PYTHON=<python 3.11 or newer>, TEST_WORKERS=<number, $(TEST_WORKERS)>, SEED=<number> for soak, ARGS='<more arguments>' for test, soak and both benches"
+	@echo "  Options: PYTHON=<python 3.11 or newer>, TEST_WORKERS=<number, $(TEST_WORKERS)>, SEED=<number> for soak, ARGS='<more arguments>' for test, soak and the benches"
 
 setup: $(STAMP)  ## Make .venv with everything in it (torch too); done once, and again when it changes
 
@@ -59,8 +59,11 @@ format: $(STAMP)  ## Format the code in place
 soak: $(STAMP)  ## The whole product of faults and moments, in the order that SEED gives (long)
 	RESUMABLE_SOAK_SEED=$(SEED) $(PY) -m pytest -q -m soak --timeout 3600 $(ARGS)
 
-bench: $(STAMP)  ## Recovery time against torchrun, and cost of the loop; results in tests/bench/results
+bench: $(STAMP)  ## Cost of the loop, and recovery in short; results in tests/bench/results
 	$(PY) tests/bench/bench_steps.py
+	$(PY) tests/bench/bench_recovery.py --quick $(ARGS)
+
+bench-recovery: $(STAMP)  ## Recovery beside torchrun, ten runs of each at 2 and 4 ranks; ARGS='--peers', '--help'
 	$(PY) tests/bench/bench_recovery.py $(ARGS)
 
 bench-operator: $(STAMP)  ## The operator with 200 and 1,000 jobs on a real API server (about half an hour on 2 cores)

@@ -1,116 +1,146 @@
-"""From a SIGKILL to the first *new* step: `rtj run` against `torchrun` elastic, on one machine, in turns.
+"""From a strike to the first *new* step: `rtj run` beside torchrun, and other peers with --peers.
 
-Both train the same model (body.py), save every 5 steps and lose a process right after step 8. What counts is
-the time until a step beyond all that had been done is finished. Runs alternate, so that a busy machine
-slows both. Prints a table and writes tests/bench/results/recovery.json. Run by `make bench`.
+All train the same model (body.py) with the same interval of saves, in turns, so that a busy machine slows
+all. What counts is the time until a step that nobody had done before, at the size that is wanted; where ranks
+can be stopped at a step it is the pause of training. Prints tables and aims; writes recovery.json and
+recovery.svg into tests/bench/results. Run by `make bench-recovery`.
 """
 
+from __future__ import annotations
+
 import argparse
-import itertools
 import json
+import math
 import os
 import platform
 import shutil
-import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import contenders
 import launch
+import peers
+import recovery_cases as cases
+import recovery_docs
+import recovery_plot
+import recovery_table
 import stages
 import torch
+from contenders import Absent, Contender
+from launch import Running
+from recovery_cases import LEGS, SCENARIOS, Leg, Outcome, Scenario
 
 RESULTS = Path(__file__).parent / "results"
-STRIKE_AFTER_STEP = 8  # the newest checkpoint is of step 5, so three steps are lost
-START_SECONDS, RECOVER_SECONDS = 120.0, 120.0
+START_SECONDS, MOMENT_SECONDS, RECOVER_SECONDS = 120.0, 60.0, 150.0
+QUICK_RUNS, RUNS = 2, 10
+Collected = dict[int, dict[str, dict[str, list[Outcome]]]]
 
 
-@dataclass(frozen=True)
-class Contender:
-    """One side in one scenario: how to start it and how to strike it."""
-
-    name: str
-    start: Callable[[Path], launch.Running]
-    strike: Callable[[launch.Running], float]
+class Broken(Exception):
+    """A training did not come as far as the strike; the message has its last words."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """One run. ``seconds`` None: no new step within the limit."""
-
-    seconds: float | None
-    redone: int = 0
-    step_seconds: float = 0.0
-    split: dict[str, float] | None = None
-
-
-TORCHRUN = partial(launch.start_torchrun, share_store=False)
-TORCHRUN_DEFAULT = partial(launch.start_torchrun, share_store=True)
-OURS, TORCHRUN_NAME, DEFAULT_NAME = "rtj run", "torchrun, store sharing off", "torchrun, defaults"
-CONTENDERS = {
-    "rank": (
-        Contender(OURS, partial(launch.start_ours, "rank"), launch.kill_rank),
-        Contender(TORCHRUN_NAME, partial(TORCHRUN, "rank"), launch.kill_rank),
-        Contender(DEFAULT_NAME, partial(TORCHRUN_DEFAULT, "rank"), launch.kill_rank),
-    ),
-    "worker": (
-        Contender(OURS, partial(launch.start_ours, "worker"), launch.kill_our_worker),
-        Contender(TORCHRUN_NAME, partial(TORCHRUN, "worker"), launch.kill_torchrun_supervisor),
-    ),
-}
-TITLES = {"rank": "one rank killed", "worker": "one worker killed, not replaced"}
+def run_leg(
+    contender: Contender, leg: Leg, ranks: int, wanted: Sequence[Scenario]
+) -> Iterator[tuple[Scenario, Outcome]]:
+    """Start a training and strike it with each scenario in turn; ends early when it never recovers."""
+    with _scratch() as directory, launch.ended_afterwards(contender.start(directory, leg, ranks)) as running:
+        if not launch.wait_for(lambda: running.step() >= cases.SETTLE_STEPS, START_SECONDS):
+            raise Broken(f"{contender.name} does not train ({LEGS[leg]})\n{_logs(directory)}")
+        for scenario in wanted:
+            outcome = strike(contender, running, scenario, ranks)
+            yield scenario, outcome
+            if outcome.seconds is None:
+                return
 
 
-def run_once(contender: Contender) -> Outcome:
-    """Start, wait for the step, strike, wait for a new step."""
-    with _scratch() as directory, launch.ended_afterwards(contender.start(directory)) as running:
-        if not launch.wait_for("first steps", lambda: _step(running) >= STRIKE_AFTER_STEP, START_SECONDS):
-            raise SystemExit(f"{contender.name} never reached step {STRIKE_AFTER_STEP}:\n{_logs(directory)}")
-        killed_at = contender.strike(running)
-        before = [line for line in running.lines("step") if line["time"] < killed_at]
-        high_water = max(_step(running), max(line["step"] for line in before))
+def strike(contender: Contender, running: Running, scenario: Scenario, ranks: int) -> Outcome:
+    """Wait for the moment, strike, wait for a new step at the wanted size."""
+    since = running.step()
 
-        def new_steps() -> list[dict[str, Any]]:
-            return [s for s in running.lines("step") if s["step"] > high_water and s["time"] > killed_at]
+    def is_time() -> bool:
+        step = running.step()
+        saved = step - cases.LOST_STEPS if contender.survives else running.saved()  # it needs no checkpoint
+        return cases.is_time(scenario, step, saved, since)
 
-        if not launch.wait_for("a new step", lambda: bool(new_steps()), RECOVER_SECONDS):
-            return Outcome(None)
-        recovered_at = new_steps()[0]["time"]
-        history = _history(directory / "run" / "history.jsonl", recovered_at)
-        split = stages.split(history, killed_at, recovered_at) if history else None
-        redone = sum(killed_at < s["time"] < recovered_at for s in running.lines("step"))
-        return Outcome(recovered_at - killed_at, redone, _step_seconds(before), split)
+    if not launch.wait_for(is_time, MOMENT_SECONDS):
+        saved = f"step {running.step()}, newest checkpoint {running.saved()}"
+        raise Broken(f"{contender.name}: no moment for {scenario.name} ({saved})\n{_logs(running.directory)}")
+    struck_at = contender.strikes[scenario.name](running)
+    world = scenario.world(ranks) - contender.fewer
 
+    def found() -> int | None:
+        return cases.first_new(running.steps(), struck_at, world, contender.survives)
 
-def _step(running: launch.Running) -> int:
-    return max((line["step"] for line in running.lines("step")), default=0)
-
-
-def _step_seconds(steps: list[dict[str, Any]]) -> float:
-    return statistics.median(b["time"] - a["time"] for a, b in itertools.pairwise(steps))
+    if not launch.wait_for(lambda: found() is not None, RECOVER_SECONDS):
+        return Outcome(None)
+    index = found()
+    assert index is not None
+    outcome = cases.judge(running.steps(), struck_at, index, scenario.planned)
+    return _with_stages(outcome, running, struck_at) if contender.is_ours else outcome
 
 
-def _history(path: Path, until: float) -> list[dict[str, Any]]:
-    """Events of one of our runs, read once a progress report later than ``until`` is in it."""
-    if not path.exists():
-        return []
+def _with_stages(outcome: Outcome, running: Running, struck_at: float) -> Outcome:
+    """What our own books say of it, once they are closed."""
+    assert outcome.after_strike is not None
+    recovered_at = struck_at + outcome.after_strike
+    path = contenders.our_files(running).history
 
-    def read() -> list[dict[str, Any]]:
+    def history() -> list[launch.Line]:
         return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
 
-    def is_complete() -> bool:
-        return any(entry["at"] > until and entry["kind"] == "progress" for entry in read())
+    launch.wait_for(lambda: any(e["at"] > recovered_at and e["kind"] == "progress" for e in history()), 5)
+    booked: list[dict[str, float] | None] = []
 
-    launch.wait_for("a later report", is_complete, 5)
-    return read()
+    def is_booked() -> bool:
+        booked[:] = [stages.ledger_stages(contenders.our_status(running), struck_at)]
+        return booked[0] is not None
+
+    is_planned = outcome.seconds != outcome.after_strike
+    launch.wait_for(lambda: is_planned or is_booked(), 5)
+    split = stages.split(history(), struck_at, recovered_at)
+    return replace(outcome, ledger=booked[0] if booked else None, split=split)
+
+
+def run_all(
+    sides: Sequence[Contender], ranks: int, wanted: Sequence[Scenario], runs: int, slow_runs: int
+) -> dict[str, dict[str, list[Outcome]]]:
+    """``runs`` of every scenario and contender, in turns; slow ones ``slow_runs`` times."""
+    found: dict[str, dict[str, list[Outcome]]] = {
+        scenario.name: {side.name: [] for side in sides if scenario.name in side.strikes}
+        for scenario in wanted
+    }
+    for number in range(runs):
+        for leg in LEGS:
+            for side in sides:
+                due = [one for one in wanted if one.leg == leg and _is_due(side, one, number, slow_runs)]
+                if not due:
+                    continue
+                try:
+                    for scenario, outcome in run_leg(side, leg, ranks, due):
+                        found[scenario.name][side.name].append(outcome)
+                        _tell(f"{number + 1}/{runs}  {ranks} ranks", scenario, side, outcome)
+                except Broken as broken:
+                    print(f"  {number + 1}/{runs}  BROKEN: {broken}", flush=True)
+    return found
+
+
+def _tell(where: str, scenario: Scenario, side: Contender, outcome: Outcome) -> None:
+    took = recovery_table.seconds(math.inf if outcome.seconds is None else outcome.seconds)
+    print(f"  {where}  {scenario.name:<11}{side.name:<24}{took:>6}  {outcome.redone} redone", flush=True)
+
+
+def _is_due(side: Contender, scenario: Scenario, number: int, slow_runs: int) -> bool:
+    return scenario.name in side.strikes and (number < slow_runs or scenario.name not in side.slow)
 
 
 def _logs(directory: Path) -> str:
-    return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in directory.glob("*.log"))
+    paths = [*directory.glob("*.log"), *directory.glob("run/rtj.log"), *directory.glob("run/logs/*/*0.log")]
+    return "\n".join(f"--- {path.name}\n{path.read_text()[-2500:]}" for path in sorted(paths))
 
 
 @contextmanager
@@ -122,85 +152,79 @@ def _scratch() -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def compare(scenario: str, contenders: tuple[Contender, ...], runs: int) -> dict[str, list[Outcome]]:
-    """``runs`` of each side in turns; torchrun with its defaults once only, as it mostly never recovers."""
-    outcomes: dict[str, list[Outcome]] = {contender.name: [] for contender in contenders}
-    for number in range(runs):
-        for contender in contenders:
-            if contender.name == DEFAULT_NAME and number > 0:
-                continue
-            outcome = run_once(contender)
-            outcomes[contender.name].append(outcome)
-            run = f"{scenario} {number + 1}/{runs}"
-            print(f"  {run}  {contender.name:<30} {_seconds(outcome.seconds)}", flush=True)
-    return outcomes
-
-
-def _seconds(value: float | None) -> str:
-    return "never" if value is None else f"{value:.2f} s"
-
-
-def _median(outcomes: list[Outcome]) -> float | None:
-    """Median over all runs; a run that never recovered counts as the longest."""
-    middle = statistics.median(float("inf") if o.seconds is None else o.seconds for o in outcomes)
-    return None if middle == float("inf") else middle
-
-
-def _never(outcomes: list[Outcome]) -> int:
-    return sum(outcome.seconds is None for outcome in outcomes)
-
-
-def _row(name: str, *columns: str) -> str:
-    return f"  {name:<30}" + "".join(f"{column:>9}" for column in columns)
-
-
-def print_table(scenario: str, outcomes: dict[str, list[Outcome]]) -> None:
-    """Medians, spread, and each side's ratio to ours."""
-    ours = _median(outcomes[OURS]) if OURS in outcomes else None
-    print(f"\n{TITLES[scenario]}: kill to first new step")
-    print(_row("", "median", "min", "max", "runs", "never", "redone", "x ours"))
-    for name, runs in outcomes.items():
-        seconds = [run.seconds for run in runs if run.seconds is not None]
-        middle = _median(runs)
-        low, high = (_seconds(min(seconds)), _seconds(max(seconds))) if seconds else ("-", "-")
-        redone = f"{statistics.median(run.redone for run in runs):.0f}"
-        ratio = f"{middle / ours:.2f}" if middle and ours else "-"
-        print(_row(name, _seconds(middle), low, high, str(len(runs)), str(_never(runs)), redone, ratio))
-    splits = [run.split for run in outcomes.get(OURS, []) if run.split]
-    if splits:
-        parts = {stage: statistics.median(split[stage] for split in splits) for stage in stages.STAGES}
-        listed = ", ".join(f"{name} {value:.2f}" for name, value in parts.items())
-        print(f"  ours by stage (medians, seconds): {listed}")
-
-
-def write_results(results: dict[str, dict[str, list[Outcome]]]) -> Path:
-    """All runs and what they ran on, as JSON."""
-    RESULTS.mkdir(exist_ok=True)
+def write_results(results: Collected, notes: Sequence[str], directory: Path) -> Path:
+    """All runs and what they ran on, as JSON, and a picture."""
+    directory.mkdir(parents=True, exist_ok=True)
     machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
     runs = {
-        scenario: {name: [vars(outcome) for outcome in outcomes] for name, outcomes in sides.items()}
-        for scenario, sides in results.items()
+        str(ranks): {
+            scenario: {name: [vars(one) for one in outcomes] for name, outcomes in sides.items()}
+            for scenario, sides in scenarios.items()
+        }
+        for ranks, scenarios in results.items()
     }
-    path = RESULTS / "recovery.json"
-    path.write_text(json.dumps({"machine": machine, "runs": runs}, indent=1) + "\n")
+    told = [str(aim) for aim in recovery_table.aims(results)]
+    plain = {"machine": machine, "notes": list(notes), "aims": told, "runs": runs}
+    path = directory / "recovery.json"
+    path.write_text(json.dumps(plain, indent=1) + "\n")
+    (directory / "recovery.svg").write_text(recovery_plot.draw(results))
     return path
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=5, help="runs of each side in each scenario")
-    parser.add_argument("--scenario", choices=sorted(CONTENDERS), help="only this one")
-    parser.add_argument("--only", choices=["ours", "torchrun"], help="only one side")
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    names = [scenario.name for scenario in SCENARIOS]
+    parser.add_argument("--runs", type=int, default=RUNS, help="of each scenario and contender [%(default)s]")
+    parser.add_argument("--slow-runs", type=int, help="of those that wait most of a minute [a third]")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_RUNS} runs at 2 ranks")
+    parser.add_argument("--ranks", type=int, nargs="+", choices=[2, 4], help="[2 4]")
+    parser.add_argument("--scenario", nargs="+", choices=names, default=names, help="only these")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these contenders")
+    parser.add_argument("--peers", action="store_true", help="dlrover, NVRx and torchft too; installs them")
+    parser.add_argument("--write-docs", action="store_true", help="put tables and picture into docs/")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="directory for JSON and picture")
     options = parser.parse_args()
-    results: dict[str, dict[str, list[Outcome]]] = {}
-    for scenario in [options.scenario] if options.scenario else CONTENDERS:
-        sides = {"ours": lambda name: name == OURS, "torchrun": lambda name: name != OURS}
-        wanted = sides.get(options.only, lambda name: True)
-        contenders = tuple(contender for contender in CONTENDERS[scenario] if wanted(contender.name))
-        results[scenario] = compare(scenario, contenders, options.runs)
-    for scenario, outcomes in results.items():
-        print_table(scenario, outcomes)
-    print(f"\nwritten: {write_results(results)}")
+    if options.quick:
+        options.runs = min(options.runs, QUICK_RUNS)
+    options.ranks = options.ranks or ([2] if options.quick else [2, 4])
+    if options.slow_runs is None:
+        options.slow_runs = max(1, options.runs // 3)
+    return options
+
+
+def _sides(options: argparse.Namespace) -> tuple[list[Contender], list[str]]:
+    """Who takes part; what readers must know of them, and of those who could not."""
+    everybody: list[Contender | Absent] = [*contenders.ours(), contenders.TORCHRUN]
+    if options.peers:
+        everybody += peers.contenders()
+    if options.only:
+        unknown = set(options.only) - {side.name for side in everybody}
+        if unknown:
+            names = ", ".join(side.name for side in everybody)
+            raise SystemExit(f"--only: no contender {', '.join(sorted(unknown))}; there are: {names}")
+        everybody = [side for side in everybody if side.name in options.only]
+    sides = [side for side in everybody if isinstance(side, Contender)]
+    notes = [f"{side.name}: {side.note}" for side in sides if side.note]
+    absent = [side for side in everybody if isinstance(side, Absent)]
+    notes += [f"{side.name} did not take part: {side.reason}" for side in absent]
+    return sides, notes
+
+
+def main() -> None:
+    options = _options()
+    began = time.monotonic()
+    sides, notes = _sides(options)
+    wanted = [scenario for scenario in SCENARIOS if scenario.name in options.scenario]
+    results: Collected = {}
+    for ranks in options.ranks:
+        results[ranks] = run_all(sides, ranks, wanted, options.runs, options.slow_runs)
+    lines = [*recovery_table.tables(results), "", *notes, "", "Aims:"]
+    lines += [f"  {aim}" for aim in recovery_table.aims(results)]
+    print("\n".join(lines))
+    path = write_results(results, notes, options.output)
+    print(f"\nwritten: {path}; took {(time.monotonic() - began) / 60:.1f} min")
+    if options.write_docs:
+        print(f"written: {recovery_docs.write(results, notes, options)}")
 
 
 if __name__ == "__main__":

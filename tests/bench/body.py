@@ -7,6 +7,7 @@ differ only in who supervises, saves and restores them.
 import json
 import os
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -67,12 +68,14 @@ def trace(**fields: object) -> None:
         os.close(descriptor)
 
 
-def trace_start() -> None:
-    """Say which process this rank is, so that the benchmark can kill it."""
-    trace(kind="rank", rank=int(os.environ.get("RANK", "0")), pid=os.getpid(), supervisor=os.getppid())
+def trace_start(rank: int | None = None) -> None:
+    """Say which process this rank is, so that the benchmark can kill it and no other of the same number."""
+    started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]  # field 22, in clock ticks
+    number = int(os.environ.get("RANK", "0")) if rank is None else rank
+    trace(kind="rank", rank=number, pid=os.getpid(), started=started, supervisor=os.getppid())
 
 
 def trace_step(step: int, rank: int, world: int) -> None:
     """Say that ``step`` is done; rank 0 speaks for all."""
     if rank == 0:
-        trace(kind="step", step=step, world=world)
+        trace(kind="step", step=step, world=world, pid=os.getpid())

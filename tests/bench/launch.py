@@ -1,178 +1,232 @@
-"""Starting, striking and ending the two sides of the recovery benchmark.
+"""Starting and ending the trainings of the recovery benchmark: processes, and what their ranks trace.
 
-Scenario "rank": one supervisor with two ranks, one rank is killed. Scenario "worker": two supervisors with
-one rank each; one supervisor is killed together with its rank, and no replacement comes.
+A training's processes all carry the path of its trace in their environment: that is how they are found again,
+whoever started them, and no other process is ever signalled.
 """
 
+from __future__ import annotations
+
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
-import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 HERE = Path(__file__).parent
-PROGRAMS = Path(sys.executable).parent
-Scenario = Literal["rank", "worker"]
+TRACE = "BENCH_TRACE"
+POLL_SECONDS = 0.01
+Line = dict[str, Any]
+
+
+class Trace:
+    """What the ranks have traced so far, in the order of writing; only what is new is read each time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._lines: list[Line] = []
+
+    def lines(self, kind: str) -> list[Line]:
+        """All lines of one kind: ``rank`` (a process began) or ``step`` (a step was finished)."""
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                whole = file.read().rpartition(b"\n")[0]
+            if whole:
+                self._offset += len(whole) + 1
+                self._lines += map(json.loads, whole.splitlines())
+        return [line for line in self._lines if line["kind"] == kind]
 
 
 @dataclass
 class Running:
-    """A training under way in ``directory``; ``processes`` are the supervisors that we started."""
+    """A training under way in ``directory``.
+
+    ``processes``: the supervisors that we started. ``more``: starts another one like the last of them.
+    """
 
     directory: Path
-    processes: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    more: Callable[[], None] = lambda: None
+    _timers: list[threading.Timer] = field(default_factory=list)
 
-    def lines(self, kind: str) -> list[dict[str, Any]]:
-        """What the ranks have traced so far."""
-        path = self.directory / "trace.jsonl"
-        text = path.read_text() if path.exists() else ""
-        entries = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-        return [entry for entry in entries if entry["kind"] == kind]
+    def __post_init__(self) -> None:
+        self.trace = Trace(self.directory / "trace.jsonl")
 
-    def rank(self, number: int) -> dict[str, Any]:
+    def start(
+        self, command: Sequence[str | Path], environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """A supervisor, in a session of its own; its output goes to a file."""
+        shared = {
+            TRACE: str(self.directory / "trace.jsonl"),
+            "BENCH_CHECKPOINTS": str(self.directory / "checkpoints"),
+            "OMP_NUM_THREADS": "1",
+        }
+        with (self.directory / f"supervisor-{len(self.processes)}.log").open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **shared, **self.environment, **(environment or {})},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        return process
+
+    def later(self, seconds: float, act: Callable[[], object]) -> None:
+        """Do something while the benchmark waits for a new step."""
+        timer = threading.Timer(seconds, act)
+        timer.daemon = True
+        self._timers.append(timer)
+        timer.start()
+
+    def steps(self) -> list[Line]:
+        return self.trace.lines("step")
+
+    def step(self) -> int:
+        """The last step done; 0 before the first."""
+        steps = self.steps()
+        return int(steps[-1]["step"]) if steps else 0
+
+    def rank(self, number: int) -> Line:
         """The newest process of that rank."""
-        return [entry for entry in self.lines("rank") if entry["rank"] == number][-1]
+        return [line for line in self.trace.lines("rank") if line["rank"] == number][-1]
+
+    def last_rank(self) -> Line:
+        """The newest process of the highest rank that trains now."""
+        return self.rank(int(self.steps()[-1]["world"]) - 1)
+
+    def ranks_of(self, supervisor: int) -> list[Line]:
+        return [line for line in self.trace.lines("rank") if line["supervisor"] == supervisor]
+
+    def saved(self) -> int:
+        """Step of the newest checkpoint that is complete, in either layout; 0: none."""
+        stores = (self.directory / "checkpoints", self.directory / "run" / "checkpoints")
+        marked = [path.parent.name for store in stores for path in store.glob("step-*/.metadata")]
+        return max((int(name.removeprefix("step-").partition(".")[0]) for name in marked), default=0)
+
+    def end(self) -> None:
+        """Leave no process behind, whatever happened."""
+        for timer in self._timers:
+            timer.cancel()
+        for timer in self._timers:
+            timer.join()
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+        while left := list(carriers(self.directory)):
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(POLL_SECONDS)
+        for process in self.processes:
+            process.wait()
 
 
-def start_torchrun(scenario: Scenario, directory: Path, share_store: bool) -> Running:
-    """``torchrun`` elastic on this machine.
-
-    ``share_store`` True is its default; False is the setting that lets restarted gloo ranks meet again.
-    """
-    endpoint = f"127.0.0.1:{_free_port()}"
-    common = [
-        "--max-restarts=3",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={endpoint}",
-        f"--rdzv-id={directory.name}",
-    ]
-    environment = {} if share_store else {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    supervisors = {
-        "rank": [["--nnodes=1", "--nproc-per-node=2"]],
-        "worker": [
-            ["--nnodes=1:2", "--nproc-per-node=1", "--rdzv-conf=is_host=1"],
-            ["--nnodes=1:2", "--nproc-per-node=1", "--rdzv-conf=is_host=0"],
-        ],
-    }[scenario]
-    running = Running(directory)
-    for number, options in enumerate(supervisors):
-        command = [PROGRAMS / "torchrun", *common, *options, HERE / "train_under_torchrun.py"]
-        running.processes.append(_start(command, directory, environment, f"supervisor-{number}.log"))
-    return running
-
-
-def start_ours(scenario: Scenario, directory: Path) -> Running:
-    """``rtj run`` with the same ranks and the same save interval."""
-    workers, processes = {"rank": ("1:1", "2"), "worker": ("1:2", "1")}[scenario]
-    command = [PROGRAMS / "rtj", "run", "--workers", workers, "--processes-per-worker", processes]
-    command += ["--dir", directory / "run", "--save-every-steps", "5", HERE / "train_with_library.py"]
-    return Running(directory, [_start(command, directory, {}, "rtj.log")])
-
-
-def kill_rank(running: Running) -> float:
-    """SIGKILL to rank 1; returns when (wall clock)."""
-    return _kill(running.rank(1)["pid"])
-
-
-def kill_torchrun_supervisor(running: Running) -> float:
-    """SIGKILL to the supervisor that is not the store's host, and to its rank; returns when."""
-    victim = running.processes[1]
-    (rank,) = {entry["pid"] for entry in running.lines("rank") if entry["supervisor"] == victim.pid}
-    victim.kill()
-    return _kill(rank)
-
-
-def kill_our_worker(running: Running) -> float:
-    """A worker's machine is gone: agent and ranks are killed, no other takes its place; returns when.
-
-    The command needs a moment to start, so the time is that of the agent's death.
-    """
-    agent = running.rank(1)["supervisor"]
-    command = [PROGRAMS / "rtj", "fault", running.directory / "run", "kill-worker"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as fault:
-        if not wait_for("the agent's death", lambda: not _lives(agent), 30):
-            raise SystemExit("rtj fault killed no worker")
-        died_at = time.time()
-    if fault.returncode:
-        raise SystemExit(f"rtj fault failed with exit code {fault.returncode}")
-    return died_at
+def carriers(directory: Path) -> Iterator[int]:
+    """Living processes of the training in ``directory``."""
+    mark = f"{TRACE}={directory / 'trace.jsonl'}\0".encode()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # ended, or not ours
+            if mark in (entry / "environ").read_bytes() and alive(int(entry.name)):
+                yield int(entry.name)
 
 
 @contextmanager
 def ended_afterwards(running: Running) -> Iterator[Running]:
-    """Leave no process behind, whatever happens."""
+    """Ends the training when the block is left."""
     try:
         yield running
     finally:
-        for process in running.processes:
-            _kill(process.pid)
-        for entry in running.lines("rank"):
-            _kill(entry["pid"])
-        for process in running.processes:
-            process.wait()
+        running.end()
 
 
-def wait_for(what: str, condition: Callable[[], bool], seconds: float) -> bool:
-    """Poll until ``condition`` holds; False when ``seconds`` have passed."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.01)
-    print(f"    gave up after {seconds:.0f} s: {what}", flush=True)
-    return False
+def signal_rank(running: Running, line: Line, number: signal.Signals) -> float:
+    """A signal to the process that traced ``line``, unless its number has another owner by now.
 
-
-def _start(
-    command: list[str | Path], directory: Path, environment: dict[str, str], log: str
-) -> "subprocess.Popen[bytes]":
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "checkpoints").mkdir(exist_ok=True)
-    shared = {
-        "BENCH_TRACE": str(directory / "trace.jsonl"),
-        "BENCH_CHECKPOINTS": str(directory / "checkpoints"),
-        "OMP_NUM_THREADS": "1",
-    }
-    with (directory / log).open("wb") as output:
-        return subprocess.Popen(
-            command,
-            env={**os.environ, **shared, **environment},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def _kill(pid: int) -> float:
-    """SIGKILL, but only to a process that runs one of ours: a number may have been given to another since.
-
-    Returns the wall-clock time just before.
+    Returns the wall-clock time just before (seconds).
     """
     now = time.time()
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if str(HERE).encode() in command:
-            os.kill(pid, signal.SIGKILL)
-    except (FileNotFoundError, ProcessLookupError):
-        return now
+    pid = _outer_pid(running, line["pid"])
+    if pid is not None and started(pid) == line["started"]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
     return now
 
 
-def _free_port() -> int:
+def kill_supervisor(running: Running, index: int) -> float:
+    """SIGKILL to a supervisor and then to all its ranks, as when their machine is lost; returns when."""
+    victim = running.processes[index]
+    ranks = running.ranks_of(victim.pid)
+    now = time.time()
+    victim.kill()
+    for line in ranks:
+        signal_rank(running, line, signal.SIGKILL)
+    return now
+
+
+def started(pid: int) -> str | None:
+    """When the process began, in clock ticks since boot; None: there is none."""
+    fields = _stat(pid)
+    return fields[19] if fields else None
+
+
+def alive(pid: int) -> bool:
+    """It exists and is no zombie."""
+    fields = _stat(pid)
+    return bool(fields) and fields[0] != "Z"
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/<pid>/stat from the third on."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _outer_pid(running: Running, pid: int) -> int | None:
+    """The number here of a process that may have another in a PID namespace of its own."""
+    if not running.environment.get("BENCH_PID_NAMESPACE"):
+        return pid
+    for outer in carriers(running.directory):
+        status = Path(f"/proc/{outer}/status").read_text()
+        numbers = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[1:]
+        if int(numbers[-1]) == pid and len(numbers) > 1:
+            return outer
+    return None
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
+    """Poll until ``condition`` holds; False when ``seconds`` have passed."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+def free_port() -> int:
+    """A port of this machine that nobody has now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    """Whether somebody answers there."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0

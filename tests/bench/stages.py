@@ -1,4 +1,6 @@
-"""Where the time of one of our recoveries went, from the run's history (pure; tested by test_stages.py)."""
+"""Where the time of one of our recoveries went (pure; tested by test_stages.py)."""
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,15 +11,16 @@ STAGES = ("detect", "stop", "decide", "start", "rendezvous", "restore", "warmup"
 WITNESSES = (events.RANK_EXITED, events.HANG, events.PEER_UNREACHABLE, events.ATTEMPT_ENDED)
 
 
-def split(history: Iterable[Mapping[str, Any]], killed_at: float, recovered_at: float) -> dict[str, float]:
-    """Seconds of each stage from ``killed_at`` to ``recovered_at`` (wall clock), which they add up to.
+def split(history: Iterable[Mapping[str, Any]], struck_at: float, recovered_at: float) -> dict[str, float]:
+    """Seconds of each stage from ``struck_at`` to ``recovered_at`` (wall clock), which they add up to.
 
-    detect: kill to the first witness; stop: to the last survivor's report that its ranks are gone; decide: to
-    the first agent that holds the next assignment; start: to the end of rank 0's set-up (process, imports,
-    the script before the group); then rank 0's own phases of the new attempt. What is left is "other".
+    detect: strike to the first witness; stop: to the last survivor's report that its ranks are gone; decide:
+    to the first agent that holds the next assignment; start: to the end of rank 0's set-up (process, imports,
+    the script before the group); then rank 0's own phases of the new attempt. What is left, the first new
+    step too, is "other".
     """
-    entries = [entry for entry in history if entry["at"] >= killed_at]
-    detected = _first(entries, WITNESSES, killed_at)
+    entries = [entry for entry in history if entry["at"] >= struck_at]
+    detected = _first(entries, WITNESSES, struck_at)
     assigned = _first(entries, (events.ASSIGNED,), detected)
     stopped = max(
         (e["at"] for e in entries if e["kind"] == events.ATTEMPT_ENDED and e["at"] <= assigned),
@@ -26,7 +29,7 @@ def split(history: Iterable[Mapping[str, Any]], killed_at: float, recovered_at: 
     started = _first(entries, (events.RANKS_STARTED,), assigned)
     phases = _rank_phases(entries, recovered_at)
     seconds = {
-        "detect": detected - killed_at,
+        "detect": detected - struck_at,
         "stop": stopped - detected,
         "decide": assigned - stopped,
         "start": started - assigned + phases.get("setup", 0.0),
@@ -35,8 +38,17 @@ def split(history: Iterable[Mapping[str, Any]], killed_at: float, recovered_at: 
         "warmup": phases.get("warmup", 0.0),
         "redo": phases.get("rework", 0.0),
     }
-    seconds["other"] = (recovered_at - killed_at) - sum(seconds.values())
+    seconds["other"] = (recovered_at - struck_at) - sum(seconds.values())
     return seconds
+
+
+def ledger_stages(status: Mapping[str, Any], struck_at: float) -> dict[str, float] | None:
+    """Seconds by stage of the newest interruption after ``struck_at``, as the job's own ledger has them.
+
+    ``status``: as it is stored. None: it goes on, or the ending was planned.
+    """
+    endings = [ending for ending in status["interruptions"] if ending["at"] >= struck_at]
+    return next((dict(e["stages"]) for e in reversed(endings) if e.get("stages") is not None), None)
 
 
 def _first(entries: list[Mapping[str, Any]], kinds: tuple[str, ...], otherwise: float) -> float:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from datetime import timedelta
 from pathlib import Path
 
 import body
@@ -24,7 +25,7 @@ def main() -> None:
     body.trace_start()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=float(os.environ["BENCH_GROUP_TIMEOUT"])))
     rank, world = dist.get_rank(), dist.get_world_size()
     root = Path(os.environ["BENCH_CHECKPOINTS"])
     model = DistributedDataParallel(body.Gpt())

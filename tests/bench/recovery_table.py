@@ -1,0 +1,205 @@
+"""The recovery benchmark's results in numbers and words: distributions, stages, aims met or not (pure)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from recovery_cases import BY_NAME, Outcome, Scenario
+from stages import STAGES
+
+from resumable_training.contract.metrics import RECOVERY_STAGES
+
+Results = Mapping[int, Mapping[str, Mapping[str, Sequence[Outcome]]]]  # by ranks, scenario, contender
+OURS, TORCHRUN = "rtj run", "torchrun"
+RATIO_KILLED, RATIO_LOST = 4.0, 20.0
+KILLED_SECONDS, WITHOUT_STEP_SECONDS, LOST_SECONDS, REPLACED_SECONDS, SPREAD = 1.3, 1.0, 2.0, 3.0, 2.0
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A distribution in seconds. A run that never recovered counts as the longest: ``inf``."""
+
+    runs: int
+    never: int
+    least: float
+    p25: float
+    median: float
+    p75: float
+    most: float
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome]) -> Spread:
+        """Quartiles are interpolated between neighbours, as numpy's default."""
+        values = sorted(math.inf if one.seconds is None else one.seconds for one in outcomes)
+        quarters = [_quantile(values, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+        return cls(len(values), sum(math.isinf(value) for value in values), *quarters)
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
+    return low if low == high else low + (high - low) * (place - math.floor(place))
+
+
+def tables(results: Results) -> list[str]:
+    """One table for each scenario and number of ranks."""
+    lines: list[str] = []
+    for ranks, scenarios in results.items():
+        for name, sides in scenarios.items():
+            lines += ["", f"{BY_NAME[name].title}; {ranks} ranks", _head(), *_rows(sides)]
+            lines += _stage_lines(sides)
+    return lines
+
+
+def _head() -> str:
+    names = ("runs", "never", "min", "p25", "median", "p75", "max", "redone", "step", "x ours")
+    return f"  {'':<22}" + "".join(f"{name:>8}" for name in names)
+
+
+def _rows(sides: Mapping[str, Sequence[Outcome]]) -> Iterable[str]:
+    ours = Spread.of(sides[OURS]).median if sides.get(OURS) else None
+    for name, outcomes in sides.items():
+        if not outcomes:
+            continue
+        spread = Spread.of(outcomes)
+        times = (spread.least, spread.p25, spread.median, spread.p75, spread.most)
+        redone = statistics.median(one.redone for one in outcomes)
+        step = statistics.median(one.step_seconds for one in outcomes)
+        ratio = f"{spread.median / ours:.2f}" if ours and not math.isinf(spread.median) else "-"
+        cells = [
+            str(spread.runs),
+            str(spread.never),
+            *map(seconds, times),
+            f"{redone:g}",
+            seconds(step),
+            ratio,
+        ]
+        yield f"  {name:<22}" + "".join(f"{cell:>8}" for cell in cells)
+
+
+def _stage_lines(sides: Mapping[str, Sequence[Outcome]]) -> Iterable[str]:
+    """Medians by stage: the ledger's, as in metrics and reports, and the finer ones of the history."""
+    for name, outcomes in sides.items():
+        booked = [one.ledger for one in outcomes if one.ledger]
+        if booked:
+            yield f"  {name}, by the ledger: {_medians(booked, RECOVERY_STAGES)}"
+        split = [one.split for one in outcomes if one.split]
+        if split:
+            yield f"  {name}, by the history: {_medians(split, STAGES)}"
+
+
+def _medians(found: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
+    return ", ".join(f"{name} {statistics.median(one[name] for one in found):.2f}" for name in names)
+
+
+def seconds(value: float) -> str:
+    """Two digits behind the point, one from 10 s on."""
+    if math.isinf(value):
+        return "never"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+# ---- aims ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Aim:
+    """``met`` None: not measured this time."""
+
+    text: str
+    found: str
+    met: bool | None
+
+    def __str__(self) -> str:
+        verdict = {True: "met", False: "NOT MET", None: "not measured"}[self.met]
+        return f"{verdict:<13}{self.text}" + (f": {self.found}" if self.found else "")
+
+
+def aims(results: Results) -> list[Aim]:
+    """What was set out to be reached, and whether it was."""
+    return [
+        _at_most("a killed rank is back with a new step, at 2 ranks", results, "rank-saved", KILLED_SECONDS),
+        _without_step(results),
+        *_ratios("a killed rank", results, "rank", RATIO_KILLED),
+        *_stall(results),
+        _at_most("a worker gone for good, a new step at the smaller size", results, "lost", LOST_SECONDS),
+        *_ratios("a worker gone for good", results, "lost", RATIO_LOST),
+        _at_most("a worker replaced after 1 s, full size", results, "replaced", REPLACED_SECONDS),
+        _tight(results),
+        *(_nothing_redone(results, BY_NAME[name]) for name in ("preempt", "grow")),
+    ]
+
+
+def _ours(results: Results, scenario: str, ranks: int = 2) -> Sequence[Outcome]:
+    return results.get(ranks, {}).get(scenario, {}).get(OURS, ())
+
+
+def _at_most(what: str, results: Results, scenario: str, limit: float) -> Aim:
+    text, outcomes = f"{what} <= {limit:g} s", _ours(results, scenario)
+    if not outcomes:
+        return Aim(text, "", None)
+    median = Spread.of(outcomes).median
+    return Aim(text, f"median {seconds(median)}", median <= limit)
+
+
+def _without_step(results: Results) -> Aim:
+    """A step is the training's own business."""
+    text = f"the same without the step itself <= {WITHOUT_STEP_SECONDS:g} s"
+    bare = [
+        math.inf if one.seconds is None else one.seconds - one.step_seconds * (1 + one.redone)
+        for one in _ours(results, "rank-saved")
+    ]
+    if not bare:
+        return Aim(text, "", None)
+    median = statistics.median(bare)
+    return Aim(text, f"median {seconds(median)}", median <= WITHOUT_STEP_SECONDS)
+
+
+def _ratios(what: str, results: Results, scenario: str, least: float) -> Iterable[Aim]:
+    """Against each restarting peer that was measured at 2 ranks."""
+    sides = results.get(2, {}).get(scenario, {})
+    ours = Spread.of(sides[OURS]).median if sides.get(OURS) else math.inf
+    peers = [name for name, outcomes in sides.items() if outcomes and not name.startswith((OURS, "torchft"))]
+    if not peers or math.isinf(ours):
+        yield Aim(f"{what}, {least:g} x faster than torchrun", "", None)
+    for name in peers if not math.isinf(ours) else ():
+        ratio = Spread.of(sides[name]).median / ours
+        yield Aim(f"{what}, {least:g} x faster than {name}", f"{ratio:.1f} x", ratio >= least)
+
+
+def _stall(results: Results) -> Iterable[Aim]:
+    """torchft's survivors never stop for long: that is the bar."""
+    sides = results.get(2, {}).get("rank", {})
+    for name in (name for name in sides if name.startswith("torchft") and "stall" in name):
+        ours = _ours(results, "rank-saved")
+        if not ours or not sides[name]:
+            continue
+        mine, theirs = Spread.of(ours).median, Spread.of(sides[name]).median
+        found = f"{seconds(mine)} against {seconds(theirs)}"
+        yield Aim(f"a killed rank, not slower than {name}", found, mine <= theirs)
+
+
+def _tight(results: Results) -> Aim:
+    """Over all scenarios and sizes."""
+    worst, where = 0.0, ""
+    for ranks, scenarios in results.items():
+        for name, sides in scenarios.items():
+            spread = Spread.of(sides[OURS]) if sides.get(OURS) else None
+            if spread is not None and spread.runs > 1 and spread.most / spread.median > worst:
+                worst, where = spread.most / spread.median, f"{name}, {ranks} ranks"
+    text = f"the slowest run <= {SPREAD:g} x the median, in every scenario"
+    return Aim(text, f"worst {worst:.2f} x ({where})", worst <= SPREAD) if where else Aim(text, "", None)
+
+
+def _nothing_redone(results: Results, scenario: Scenario) -> Aim:
+    text = f"no step redone: {scenario.title.removesuffix(' (pause)')}"
+    found = [one for ranks in results for one in _ours(results, scenario.name, ranks)]
+    if not found:
+        return Aim(text, "", None)
+    redone = sum(one.redone for one in found)
+    never = sum(one.seconds is None for one in found)
+    told = f"{redone} steps in {len(found)} runs" + (f", {never} never recovered" if never else "")
+    return Aim(text, told, redone == 0 and never == 0)
