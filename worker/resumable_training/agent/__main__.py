@@ -26,7 +26,8 @@ from resumable_training.agent.core import EXIT_FAILED, EXIT_SIGTERM, Agent
 from resumable_training.agent.guarding import GuardProcess
 from resumable_training.agent.outlet import Outlet
 from resumable_training.agent.output import OutputPump
-from resumable_training.agent.ranks import ColdStarter, RankStarter
+from resumable_training.agent.preload import PreloadStarter
+from resumable_training.agent.ranks import RankStarter
 from resumable_training.contract import env
 from resumable_training.contract.assignment import AgentSpec
 from resumable_training.contract.codec import from_json
@@ -52,7 +53,7 @@ def main(starter: Optional[RankStarter] = None, reap_seconds: float = REAP_SECON
         os.environ.update(surroundings.amend(os.environ, Path(spec.directory)))
         temporary = surroundings.socket_directory(os.environ, Path(spec.directory))
         try:
-            return _run(spec, gate, temporary, outlet, say, starter or ColdStarter(), reap_seconds)
+            return _run(spec, gate, temporary, outlet, say, starter, reap_seconds)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
@@ -102,7 +103,7 @@ def _run(
     temporary: Path,
     outlet: Outlet,
     say: Callable[[str], None],
-    starter: RankStarter,
+    starter: Optional[RankStarter],
     reap_seconds: float,
 ) -> int:
     end_leftovers(spec, say)
@@ -110,7 +111,8 @@ def _run(
 
     def context(agent: Agent) -> Context:
         pump = OutputPump(outlet, agent.warn_from_thread, spec.log_bytes)
-        return Context(spec, starter, pump, guard, agent.emit, temporary, reap_seconds)
+        starts = starter or PreloadStarter(spec, temporary, pump, guard, agent.warn, say)
+        return Context(spec, starts, pump, guard, agent.emit, temporary, reap_seconds)
 
     async def run() -> int:
         return await Agent(spec, gate.boot_id, gate, context, say).run()

@@ -105,6 +105,7 @@ class Attempt:
         forget_old_attempts(log_root(spec), self.number, spec.log_attempts)
         try:
             await self._link.open()
+            await self._context.starter.until_ready()
             for local in range(0 if self.ending else member.ranks):  # it may have been stopped meanwhile
                 self._start_rank(local)
         except (OSError, ValueError) as error:  # ValueError: what no process can be given, a zero byte

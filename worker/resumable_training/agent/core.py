@@ -34,6 +34,7 @@ from resumable_training.contract.events import AgentState
 
 TICK_SECONDS = 0.1
 GAP_SECONDS = 1.0  # between ticks: the machine was paused, silence proves nothing
+ANSWER_SECONDS = 1.0  # ranks may take longer to exist, as imports do, and the operator waits for our answer
 FLUSH_SECONDS = 1.0  # for the last events, before the agent leaves
 EXIT_FAILED = 1  # ranks failed while they drained
 EXIT_LIFELINE = 1
@@ -85,11 +86,13 @@ class Agent:
         port = await self._server.open(self.spec.address, self.spec.port)
         self._hold_port(port)
         self._introduce(port)
+        self._context.starter.begin()
         self._spawn(self._keep_time())
         try:
             return await self._leaving
         finally:
             await self._last_steps()
+            self._context.starter.close()
 
     async def _last_steps(self) -> None:
         """No rank outlives its agent; and what was seen is told, if somebody listens."""
@@ -209,7 +212,9 @@ class Agent:
 
     def metrics(self) -> str:
         attempt = self._attempt
-        return self._metrics.render(attempt is not None and attempt.assignment.member().first_rank == 0)
+        if attempt is None or attempt.assignment.member().first_rank != 0:
+            return self._metrics.render(False)
+        return self._metrics.render(True, self._context.starter.memory_bytes())
 
     def state(self) -> AgentState:
         attempt = self._attempt
@@ -242,7 +247,7 @@ class Agent:
         return "draining" if attempt.drain_state else "running"
 
     async def assign(self, body: bytes) -> Answer:
-        """Accept, recognise or refuse; answered when the new ranks exist."""
+        """Accept, recognise or refuse; answered when the new ranks exist, or are sure to come."""
         try:
             wanted = from_json(Assignment, body)
         except ContractError as error:
@@ -279,11 +284,15 @@ class Agent:
         self._digest = wanted.digest
         self.heard()
         self._watch_neighbour(settled)
-        await self._attempt.start(trouble)
+        begun = self._spawn(self._begin(self._attempt, trouble, notes))
+        await asyncio.wait([begun], timeout=ANSWER_SECONDS)
+        return None
+
+    async def _begin(self, attempt: Attempt, trouble: str, notes: Tuple[str, ...]) -> None:
+        await attempt.start(trouble)
         for note in notes:
             self.warn(note)
-        self._spawn(self._supervise(self._attempt))
-        return None
+        self._spawn(self._supervise(attempt))
 
     def _with_port(self, wanted: Assignment) -> Optional[Assignment]:
         """The assignment with a master port, the one held here where none is given; None: no port is free."""

@@ -21,15 +21,22 @@ class GuardProcess:
             os.close(read)
             os.close(null)
         os.set_blocking(self._pipe, False)
+        self._harboured: List[int] = []
 
     def add(self, session: int) -> None:
         self._tell("+%d\n" % session)
 
     def remove(self, session: int) -> None:
+        self._harboured = [pid for pid in self._harboured if pid != session]
         self._tell("-%d\n" % session)
 
+    def harbour(self, session: int) -> None:
+        """One that belongs to no attempt: it goes with the agent, and is no leftover before."""
+        self._harboured.append(session)
+        self.add(session)
+
     def keep(self) -> List[int]:
-        return [self.pid]
+        return [self.pid, *self._harboured]
 
     def _tell(self, line: str) -> None:
         try:

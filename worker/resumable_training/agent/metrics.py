@@ -91,8 +91,8 @@ class WorkerMetrics:
         if steps and step_seconds > 0:
             self._step_seconds.observe(step_seconds, steps)
 
-    def render(self, has_rank_0: bool) -> str:
-        """The page; without rank 0 it is empty."""
+    def render(self, has_rank_0: bool, preloaded_bytes: int = 0) -> str:
+        """The page; without rank 0 it is empty. ``preloaded_bytes``: of the process that ranks come from."""
         if not has_rank_0:
             return ""
         labels = self._labels
@@ -127,6 +127,9 @@ class WorkerMetrics:
                 self._durable.lines(metrics.CHECKPOINT_DURABLE_SECONDS, dict(labels, operation="save")),
             ),
             self._gauge(metrics.CHECKPOINT_BYTES, "Size of the newest checkpoint.", self._bytes),
+            self._gauge(
+                metrics.PRELOADED_BYTES, "Memory of the process that ranks are forked from.", preloaded_bytes
+            ),
         ]
         return "".join(parts)
 

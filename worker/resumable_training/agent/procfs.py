@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Optional
+from typing import List, Optional, Tuple
 
 _PROC = Path("/proc")
 
@@ -50,6 +50,33 @@ def start_ticks(pid: int) -> int:
     """Start time in clock ticks since boot; 0 when unknown."""
     process = read_process(pid)
     return process.start_ticks if process else 0
+
+
+def work(pid: int) -> Tuple[int, ...]:
+    """What grows while a process computes or reads: page faults, ticks of the processor, bytes read."""
+    try:
+        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        read = (_PROC / str(pid) / "io").read_bytes().split()[1]
+    except OSError:
+        return ()
+    return (int(fields[7]), int(fields[9]), int(fields[11]), int(fields[12]), int(read))
+
+
+def memory_bytes(pid: int) -> int:
+    """Proportional set size: its own pages, and its share of those that others map as well. 0: unknown."""
+    try:
+        lines = (_PROC / str(pid) / "smaps_rollup").read_bytes().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(b"Pss:"))
+
+
+def has_mapped(pid: int, name: bytes) -> bool:
+    """Whether a process has loaded a file with ``name`` in its path."""
+    try:
+        return name in (_PROC / str(pid) / "maps").read_bytes()
+    except OSError:
+        return False
 
 
 def is_stopped(pid: int) -> bool:

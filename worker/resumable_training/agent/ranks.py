@@ -1,7 +1,6 @@
 """Starting ranks: their environment (PURE) and the one seam behind which a process is made.
 
-``RankStarter`` is that seam: a starter that forks from a preloaded parent can take the place of
-``ColdStarter`` and nothing else changes.
+``RankStarter`` is that seam: ``ColdStarter`` is here, and ``preload.PreloadStarter`` can take its place.
 """
 
 from __future__ import annotations
@@ -52,6 +51,22 @@ class StartedRank:
 class RankStarter(Protocol):
     """Makes the process of a rank, as a child of the main thread, in its own session."""
 
+    def begin(self) -> None:
+        """The agent serves, and its loop runs."""
+        ...
+
+    async def until_ready(self) -> None:
+        """Called before the ranks of an attempt are started; may wait for what starts them sooner."""
+        ...
+
+    def close(self) -> None:
+        """The agent ends; no rank lives any more."""
+        ...
+
+    def memory_bytes(self) -> int:
+        """What is held for starting ranks."""
+        ...
+
     def start(self, plan: RankPlan) -> StartedRank:
         """Start it now.
 
@@ -68,6 +83,19 @@ class RankStarter(Protocol):
 
 class ColdStarter:
     """A fresh interpreter for every rank, through the trampoline."""
+
+    def begin(self) -> None:
+        """Nothing to prepare."""
+
+    async def until_ready(self) -> None:
+        """It always is."""
+
+    def close(self) -> None:
+        """Nothing is left."""
+
+    def memory_bytes(self) -> int:
+        """Nothing."""
+        return 0
 
     def start(self, plan: RankPlan) -> StartedRank:
         read, write = os.pipe()
@@ -120,22 +148,29 @@ def rank_plan(
     inherited: Mapping[str, str],
 ) -> RankPlan:
     """PURE: how to start one rank of this worker."""
-    environment = _base(spec, assignment, inherited)
+    environment = own_environment(spec, assignment.env, inherited)
     environment.update(_torchrun(assignment, local_rank))
     environment.update(_resumable(spec, assignment, files))
     rank = assignment.member().first_rank + local_rank
     return RankPlan(rank, spec.command, environment, spec.working_directory)
 
 
-def _base(spec: AgentSpec, assignment: Assignment, inherited: Mapping[str, str]) -> Dict[str, str]:
-    """The user's own variables. Unbuffered, so that the last words of a killed rank are not lost."""
+def own_environment(
+    spec: AgentSpec, assigned: Mapping[str, str], inherited: Mapping[str, str]
+) -> Dict[str, str]:
+    """PURE: the user's own variables. Unbuffered, so that the last words of a killed rank are not lost.
+
+    Args:
+        assigned: ``env`` of the assignment.
+        inherited: the agent's own.
+    """
     result = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     result.update(inherited)
     result.update(spec.environment)
-    result.update(assignment.env)
+    result.update(assigned)
     for name in (env.AGENT_SPEC, env.POD_ADDRESS):  # the agent's own
         result.pop(name, None)
-    if not assignment.env.get(env.RESUME_FROM):
+    if not assigned.get(env.RESUME_FROM):
         result.pop(env.RESUME_FROM, None)  # the same at every start would undo what was trained since
     return result
 

@@ -37,6 +37,7 @@ CHECKPOINT_BLOCKING_SECONDS = "resumable_checkpoint_blocking_seconds"
 CHECKPOINT_DURABLE_SECONDS = "resumable_checkpoint_durable_seconds"
 CHECKPOINT_BYTES = "resumable_checkpoint_bytes"
 DATA_WAIT_SECONDS_TOTAL = "resumable_data_wait_seconds_total"
+PRELOADED_BYTES = "resumable_preloaded_bytes"
 
 # Operator metrics of one job, from its status; labels NAMESPACE and JOB.
 NAMESPACE, JOB = "namespace", "training_job"  # ("job" belongs to Prometheus)

@@ -1,0 +1,226 @@
+"""Preloaded parents: when ranks are forked from one, when they start cold and what is said, and its end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_process import AgentProcess, process_exists, wait_until
+
+from resumable_training.contract import events
+from resumable_training.contract.assignment import Limits
+
+SCRIPT = "import os, sys\nprint('forked' if 'colorsys' in sys.modules else 'cold', os.environ['RANK'])\n"
+WAITS = SCRIPT + "import time\ntime.sleep(100)\n"
+MODULE = ("colorsys",)  # nothing imports it by itself
+
+# A module that the job names, and a part of what is said when it can't be preloaded.
+UNFIT_MODULES = {
+    "a thread": ("import threading, time\nthreading.Timer(99, print).start()", "2 threads"),
+    "a connection": ("import socket\nserver = socket.create_server(('127.0.0.1', 0))", "socket:"),
+    "a process": ("import subprocess\nchild = subprocess.Popen(['sleep', '9'])", "left a process behind"),
+    "its rank": ("import os\nrank = os.environ.get('LOCAL_RANK', 0)", "mine reads LOCAL_RANK"),
+    "its address": ("import os\nrank = os.getenv('MASTER_ADDR')", "mine reads MASTER_ADDR"),
+    "a seed": ("import random\nrandom.seed(0)", "mine seeds a random generator"),
+    "an error": ("1 / 0", "importing mine raised ZeroDivisionError: division by zero"),
+    "an exit": ("raise SystemExit(3)", "importing mine raised SystemExit: 3"),
+    "an end": ("import os\nprint('last words')\nos._exit(0)", "last words"),
+    "a crash": ("import os\nos.abort()", "can't be preloaded"),
+    "a hang": ("import time\ntime.sleep(1000)", "hangs in an import"),
+    "nothing": ("", ""),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter without torch, so that a parent is there in no time."""
+    root = tmp_path_factory.mktemp("bare")
+    venv.create(root, with_pip=False, symlinks=True)
+    return str(root / "bin" / "python")
+
+
+def agent_of(root: Path, python: str, text: str = SCRIPT, mine: str = "", **changes: Any) -> AgentProcess:
+    """An agent whose ranks run ``text``; ``mine`` is a module beside it."""
+    work = root / "work"
+    work.mkdir(exist_ok=True)
+    (work / "script.py").write_text(text)
+    (work / "mine.py").write_text(mine)
+    changes = {"preload_modules": MODULE, "working_directory": str(work), **changes}
+    return AgentProcess(root / "agent", (python, "script.py"), **changes)
+
+
+def parent_of(agent: AgentProcess) -> int:
+    """Pid of the parent that is ready to fork."""
+    assert agent.process is not None
+
+    def find() -> int:
+        children = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children").read_text()  # type: ignore[union-attr]
+        named = [pid for pid in children.split() if "rtj-preload" in _read(pid, "comm")]
+        return int(named[0]) if named and "preloaded" in agent.own_log() else 0
+
+    return int(wait_until(find, "a preloaded parent"))
+
+
+def _read(pid: str, name: str) -> str:
+    try:
+        return Path("/proc", pid, name).read_text()
+    except OSError:
+        return ""
+
+
+def warnings_of(agent: AgentProcess) -> list[str]:
+    return [event.data["message"] for event in agent.events() if event.kind == events.WARNING]
+
+
+def one_attempt(agent: AgentProcess, number: int = 1, **changes: Any) -> list[str]:
+    """How its two ranks were started."""
+    agent.begin(number, **changes)
+    assert agent.ended(number) == events.SUCCEEDED
+    return [agent.rank_log(number, rank).split()[0] for rank in (0, 1)]
+
+
+def test_ranks_are_forked_from_the_first_attempt_on(tmp_path: Path, bare_python: str) -> None:
+    """The first attempt waits for the imports, and the parent outlives attempts and their cleaning up."""
+    with agent_of(tmp_path, bare_python) as agent:
+        assert one_attempt(agent, 1) == ["forked"] * 2
+        parent = parent_of(agent)
+        assert one_attempt(agent, 2) == ["forked"] * 2
+        assert parent_of(agent) == parent
+        assert not warnings_of(agent)
+    wait_until(lambda: not process_exists(parent), "the parent's end with its agent")
+
+
+def test_it_says_what_it_is(tmp_path: Path, bare_python: str) -> None:
+    """In a list of processes a parent is told from its ranks."""
+    with agent_of(tmp_path, bare_python) as agent:
+        shown = Path(f"/proc/{parent_of(agent)}/cmdline").read_text()
+        assert shown == f"rtj-preload: {bare_python} script.py\0"
+
+
+@pytest.mark.parametrize("name", UNFIT_MODULES)
+def test_modules_that_can_not_be_preloaded(tmp_path: Path, bare_python: str, name: str) -> None:
+    """Ranks start cold all the same; the reason is said once, and the parent does not stay."""
+    text, why = UNFIT_MODULES[name]
+    with agent_of(tmp_path, bare_python, mine=text, preload_modules=(*MODULE, "mine")) as agent:
+        seen = [one_attempt(agent, number) for number in (1, 2)]
+        said = warnings_of(agent)
+        if not why:
+            assert (seen, said) == ([["forked"] * 2] * 2, [])
+            return
+        assert seen == [["cold"] * 2] * 2
+        assert len(said) == 1
+        assert said[0].startswith("ranks start cold")
+        assert why in said[0]
+        assert agent.process is not None
+        children = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children").read_text()
+        assert not [pid for pid in children.split() if "rtj-preload" in _read(pid, "comm")]
+
+
+def test_without_preloading(tmp_path: Path, bare_python: str) -> None:
+    """Switched off there is no parent and no word about it."""
+    with agent_of(tmp_path, bare_python, preload=False) as agent:
+        assert one_attempt(agent) == ["cold"] * 2
+        assert not warnings_of(agent)
+        assert "preload" not in agent.own_log()
+
+
+def test_programs_that_do_not_use_torch_are_left_alone(tmp_path: Path, bare_python: str) -> None:
+    """Nothing is named, and the script imports nothing of torch: there is nothing to gain."""
+    with agent_of(tmp_path, bare_python, preload_modules=()) as agent:
+        assert one_attempt(agent) == ["cold"] * 2
+        assert not warnings_of(agent)
+
+
+def test_an_interpreter_without_torch_is_left_alone(tmp_path: Path, bare_python: str) -> None:
+    """It was asked, for the script says that it wants torch."""
+    text = SCRIPT + "if False:\n    import torch\n"
+    with agent_of(tmp_path, bare_python, text, preload_modules=()) as agent:
+        assert one_attempt(agent) == ["cold"] * 2
+        assert not warnings_of(agent)
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (("sh", "-c", "exec python3 script.py"), "'sh' is no Python program"),
+        (("python3", "-I", "script.py"), "option -I"),
+        (("python3", "environment.py"), "sets OMP_NUM_THREADS itself"),
+    ],
+)
+def test_commands_that_can_not_be_preloaded(tmp_path: Path, command: tuple[str, ...], why: str) -> None:
+    """Whoever names modules is told why they are of no use."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "environment.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '2'\n" + SCRIPT)
+    changes: dict[str, Any] = {"preload_modules": MODULE, "working_directory": str(tmp_path)}
+    with AgentProcess(tmp_path / "agent", command, **changes) as agent:
+        assert one_attempt(agent) == ["cold"] * 2
+        [said] = warnings_of(agent)
+        assert why in said
+
+
+def test_a_parent_that_dies_is_replaced(tmp_path: Path, bare_python: str) -> None:
+    """The next attempt has a new one; its ranks do not notice."""
+    with agent_of(tmp_path, bare_python, WAITS) as agent:
+        agent.begin(1)
+        agent.wait_event(events.RANKS_STARTED)
+        parent, ranks = parent_of(agent), agent.rank_pids()
+        os.kill(parent, signal.SIGKILL)
+        wait_until(lambda: parent_of(agent) != parent, "a new parent")
+        assert agent.rank_pids() == ranks
+        assert all(process_exists(pid) for pid in ranks.values())
+        agent.begin(2)
+        agent.wait_event(events.RANKS_STARTED, where=lambda event: event.attempt == 2)
+        wait_until(lambda: agent.rank_log(2), "its output")
+        assert agent.rank_log(2).split()[0] == "forked"
+        assert not warnings_of(agent)
+
+
+def test_a_parent_that_does_not_answer_is_given_up(tmp_path: Path, bare_python: str) -> None:
+    """A stopped one costs a bounded wait and a cold start, and no rank is started twice."""
+    with agent_of(tmp_path, bare_python) as agent:
+        parent = parent_of(agent)
+        os.kill(parent, signal.SIGSTOP)
+        assert "cold" in one_attempt(agent)
+        wait_until(lambda: not process_exists(parent), "its end")
+        assert re.search("could not fork: timed out", agent.own_log())
+        assert one_attempt(agent, 2) == ["forked"] * 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_outlives_the_agent(tmp_path: Path, bare_python: str, number: signal.Signals) -> None:
+    """Forked ranks and their parent die with an agent that is killed, as cold ranks do."""
+    with agent_of(tmp_path, bare_python, WAITS) as agent:
+        agent.begin(1, limits=Limits(drain_seconds=0.2))
+        agent.wait_event(events.RANKS_STARTED)
+        pids = [parent_of(agent), *agent.rank_pids().values()]
+        agent.kill(number)
+        wait_until(lambda: not any(map(process_exists, pids)), "the end of all")
+
+
+def test_a_changed_variable_makes_another_parent(tmp_path: Path, bare_python: str) -> None:
+    """What imports may have read must be the same: that attempt starts cold, the next one forked."""
+    text = SCRIPT + "print(os.environ.get('MINE'))\n"
+    with agent_of(tmp_path, bare_python, text, environment={"MINE": "1"}) as agent:
+        assert one_attempt(agent, 1) == ["forked"] * 2
+        assert one_attempt(agent, 2, env={"MINE": "2"})[0] == "cold"
+        wait_until(lambda: agent.own_log().count("preloaded 1 modules") == 2, "another parent")
+        assert one_attempt(agent, 3, env={"MINE": "2"}) == ["forked"] * 2
+        assert [agent.rank_log(number).split()[-1] for number in (1, 2, 3)] == ["1", "2", "2"]
+        assert not warnings_of(agent)
+
+
+def test_a_changed_module_makes_another_parent(tmp_path: Path, bare_python: str) -> None:
+    """Ranks never run what a file held before."""
+    text = "import mine, sys\nprint('forked' if 'colorsys' in sys.modules else 'cold', mine.VALUE)\n"
+    with agent_of(tmp_path, bare_python, text, mine="VALUE = 1", preload_modules=(*MODULE, "mine")) as agent:
+        assert one_attempt(agent, 1) == ["forked"] * 2
+        (tmp_path / "work" / "mine.py").write_text("VALUE = 22")
+        assert one_attempt(agent, 2)[0] == "cold"
+        wait_until(lambda: agent.own_log().count("preloaded 2 modules") == 2, "another parent")
+        assert one_attempt(agent, 3) == ["forked"] * 2
+        assert [agent.rank_log(number).split()[1] for number in (1, 2, 3)] == ["1", "22", "22"]

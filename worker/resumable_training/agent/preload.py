@@ -1,0 +1,382 @@
+"""Preloaded ranks: one process of the user's interpreter imports torch once, and ranks are forked from it.
+
+Most of what a restart on a healthy machine takes is imports. ``PreloadStarter`` takes the place of
+``ColdStarter`` and falls back to it whenever a fork would not be safe or not be the same: it says why, once,
+and training goes on. ``preload_hook`` is the parent's side; what makes a command fit is in
+``preload_command``.
+
+Messages are one packet of JSON each. Of the parent: ``probed {torch}``, ``ready {seconds, modules}``,
+``unfit {why}``, and to each request ``started {pid}`` or ``refused {why, lasting, again}``. Of the agent,
+with two descriptors, the rank's output and its gate: ``{set, unset}``, variables of its environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import json
+import os
+import pkgutil
+import shutil
+import socket
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import Any, Callable, Dict, Optional, Set, Tuple
+
+from resumable_training.agent import preload_command as commands
+from resumable_training.agent import procfs, reap
+from resumable_training.agent.guarding import GuardProcess
+from resumable_training.agent.output import OutputPump, RankOutput
+from resumable_training.agent.preload_command import PythonProgram
+from resumable_training.agent.ranks import (
+    ColdStarter,
+    RankPlan,
+    StartedRank,
+    own_environment,
+    spawn,
+)
+from resumable_training.contract.assignment import AgentSpec
+
+VARIABLE = "RESUMABLE_PRELOAD"
+FORK_SECONDS = 1.0  # for the answer to a request; the agent's loop stands still meanwhile
+IDLE_SECONDS = 3.0  # a parent that has neither computed nor read for so long hangs in an import
+LAST_WORDS_SECONDS = 0.2  # to read what a parent that failed has printed
+LONGEST_SECONDS = 120.0  # of the imports, before ranks no longer wait for them
+TORCH_SECONDS = (5.0, 30.0)  # after its start, whether a rank of an unknown program has loaded torch
+_LOOK_SECONDS = 0.5
+MOST_PARENTS = 5
+_HOOK = {"sitecustomize.py": "preload_hook.py", "resumable_preload_rank.py": "preload_rank.py"}
+_HEAD_BYTES, _TEXT_BYTES = 1024, 1 << 20
+
+
+class Parent:
+    """One process that asks to be spoken to: the probe of an interpreter, or a parent of ranks."""
+
+    def __init__(self, starter: "PreloadStarter", command: Tuple[str, ...], settings: Dict[str, Any]) -> None:
+        spec = starter.spec
+        self.environment = starter.environment
+        self.began = self._moved_at = time.monotonic()
+        self._work: Tuple[int, ...] = ()
+        self.ready = False
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.settimeout(FORK_SECONDS)
+        theirs.set_inheritable(True)
+        read, write = os.pipe()
+        settings = dict(settings, control=theirs.fileno(), agent=os.getpid(), hook=starter.hook)
+        settings["pythonpath"] = self.environment.get("PYTHONPATH")
+        hooked = os.pathsep.join(filter(None, (starter.hook, settings["pythonpath"])))
+        variables = dict(self.environment, PYTHONPATH=hooked, **{VARIABLE: json.dumps(settings)})
+        arguments = [str(os.getpid()), spec.working_directory, *command]
+        try:
+            self.pid = spawn("trampoline", arguments, variables, {1: write, 2: write})
+        except (OSError, ValueError):
+            os.close(read)
+            self.control.close()
+            raise
+        finally:
+            os.close(write)
+            theirs.close()
+        self.output: RankOutput = starter.pump.add(read, "[preload] ", Path(spec.directory, "preload.log"))
+
+    def hear(self, flags: int = 0) -> Dict[str, Any]:
+        """Its next message; empty when it has ended.
+
+        Raises:
+            OSError: none within ``FORK_SECONDS``.
+        """
+        data = self.control.recv(1 << 17, flags)
+        answer: Dict[str, Any] = json.loads(data) if data else {}
+        return answer
+
+    def idle_seconds(self, now: float) -> float:
+        """How long it has neither computed nor read, as far as this was asked."""
+        work = procfs.work(self.pid)
+        if work != self._work:
+            self._work, self._moved_at = work, now
+        return now - self._moved_at
+
+
+class PreloadStarter:
+    """Forks ranks from a preloaded parent where that is safe and the same, else starts them cold."""
+
+    def __init__(
+        self,
+        spec: AgentSpec,
+        scratch: Path,
+        pump: OutputPump,
+        guard: GuardProcess,
+        warn: Callable[[str], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.spec = spec
+        self.pump = pump
+        self.hook = str(scratch / "preload.zip")
+        self.environment: Dict[str, str] = {}
+        self._forced: Dict[str, str] = {}
+        self._guard, self._warn, self._say = guard, warn, say
+        self._cold = ColdStarter()
+        self._program: Optional[PythonProgram] = None
+        self._parent: Optional[Parent] = None
+        self._cold_because = ""  # for good
+        self._said: Set[str] = set()
+        self._made = 0
+        self._changed = asyncio.Event()
+
+    # as its agent sees it -----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The agent serves now: make a parent, if the program is known to want one."""
+        if not self.spec.preload:
+            self._cold_because = "spec.workers.preload is off"
+            self._said.add(self._cold_because)  # by the user himself
+            return
+        self._use_environment(own_environment(self.spec, {}, os.environ))
+        self._cold_because = self._read_program()
+        if self._cold_because:
+            if self.spec.preload_modules:
+                self._tell(self._cold_because)
+        elif self.spec.preload_modules or commands.uses_torch(self._text()):
+            self._probe()
+
+    async def until_ready(self) -> None:
+        """Wait for a parent that gets on with its imports, which a rank would have to do as well."""
+        while self._parent and not self._parent.ready:
+            self._changed.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), _LOOK_SECONDS)
+            if self._parent and not self._parent.ready:
+                self._doubt(self._parent, time.monotonic())
+
+    def _doubt(self, parent: Parent, now: float) -> None:
+        """Give up one that does not get on."""
+        if parent.idle_seconds(now) > IDLE_SECONDS:
+            self._give_up("the preloaded parent hangs in an import%s" % self._last_words(parent))
+        elif now - parent.began > LONGEST_SECONDS:
+            self._give_up("the preloaded parent has imported for %d s" % LONGEST_SECONDS)
+
+    def start(self, plan: RankPlan) -> StartedRank:
+        """Fork it, or start it cold."""
+        started = self._fork(plan)
+        if started is None:
+            started = self._cold.start(plan)
+            self._watch(started.pid)
+        return started
+
+    def kill(self, started: StartedRank) -> None:
+        self._cold.kill(started)
+
+    def close(self) -> None:
+        """End the parent; ranks that came from it are the agent's children."""
+        self._drop()
+
+    def memory_bytes(self) -> int:
+        """Of the parent, its share of what its ranks have in common with it."""
+        return procfs.memory_bytes(self._parent.pid) if self._parent else 0
+
+    # what to preload ----------------------------------------------------------------------------------
+
+    def _read_program(self) -> str:
+        """Why the command can't be preloaded, whatever the interpreter is; empty: it can."""
+        if sys.platform != "linux":
+            return "preloading needs Linux"
+        path = shutil.which(self.spec.command[0], path=self.environment.get("PATH"))
+        head = _beginning(self._directory() / path, _HEAD_BYTES) if path else ""
+        read = commands.read_command(self.spec.command, head)
+        if isinstance(read, str):
+            return read
+        self._program = read
+        name = commands.sets_variable(self._text())
+        return "the program sets %s itself, which is read when modules are imported" % name if name else ""
+
+    def _text(self) -> str:
+        """Of the program, as far as it can be found without its interpreter."""
+        program = self._program
+        if program is None or program.way == commands.TEXT:
+            return program.target if program else ""
+        directory = self._directory()
+        if program.way == commands.SCRIPT:
+            script = directory / program.target
+            return _beginning(script / "__main__.py" if script.is_dir() else script, _TEXT_BYTES)
+        module = directory / program.target.replace(".", "/")
+        return _beginning(module.with_suffix(".py"), _TEXT_BYTES) or _beginning(
+            module / "__main__.py", _TEXT_BYTES
+        )
+
+    def _directory(self) -> Path:
+        return Path(self.spec.working_directory or os.getcwd())
+
+    def _watch(self, pid: int) -> None:
+        """Look whether a rank that was started cold loads torch: then the next ones need not."""
+        if self._parent is None and not self._made and self.spec.preload:
+            for seconds in TORCH_SECONDS:
+                asyncio.get_running_loop().call_later(seconds, self._look, pid)
+
+    def _look(self, pid: int) -> None:
+        if self._parent is not None or self._made or not procfs.has_mapped(pid, b"libtorch"):
+            return
+        if self._cold_because:
+            self._tell(self._cold_because)
+        else:
+            self._probe()
+
+    # parents ------------------------------------------------------------------------------------------
+
+    def _probe(self) -> None:
+        """Ask the interpreter whether it runs what we put before the script. Else it would run the script."""
+        assert self._program is not None
+        self._write_hook()
+        self._make((*self._program.interpreter, "-c", ""), {"probe": True})
+
+    def _write_hook(self) -> None:
+        with zipfile.ZipFile(self.hook, "w") as archive:
+            for name, source in _HOOK.items():
+                text = pkgutil.get_data("resumable_training.agent", source)
+                assert text is not None
+                archive.writestr(name, text)
+
+    def _make_parent(self) -> None:
+        if self._made == MOST_PARENTS:
+            self._give_up("%d preloaded parents were needed; there will be no more" % MOST_PARENTS)
+            return
+        self._made += 1
+        assert self._program is not None
+        settings = {
+            "probe": False,
+            "way": self._program.way,
+            "target": self._program.target,
+            "usual": commands.USUAL,
+            "named": self.spec.preload_modules,
+            "directory": self.spec.working_directory,
+            "forced": self._forced,
+            "title": "rtj-preload: " + " ".join(self.spec.command),
+        }
+        self._make(self.spec.command, settings)
+
+    def _make(self, command: Tuple[str, ...], settings: Dict[str, Any]) -> None:
+        try:
+            self._parent = Parent(self, command, settings)
+        except (OSError, ValueError) as error:
+            self._give_up("no process could be made for preloading: %s" % error)
+            return
+        self._guard.harbour(self._parent.pid)
+        asyncio.get_running_loop().add_reader(self._parent.control, self._on_message, self._parent)
+
+    def _on_message(self, parent: Parent) -> None:
+        """Unasked ones: how its start went, and its end."""
+        try:
+            message = parent.hear(socket.MSG_DONTWAIT)
+        except OSError:
+            message = {}
+        kind = message.get("kind")
+        if kind == "probed":
+            self._drop()
+            if message["torch"] or self.spec.preload_modules:
+                self._make_parent()
+        elif kind == "ready":
+            parent.ready = True
+            self._say("preloaded %d modules in %.1f s" % (len(message["modules"]), message["seconds"]))
+        elif kind == "unfit":
+            self._give_up(message["why"])
+        elif parent.ready:
+            self._replace("the preloaded parent, process %d, has ended" % parent.pid)
+        else:
+            self._give_up("the interpreter can't be preloaded%s" % self._last_words(parent))
+        self._changed.set()
+
+    def _last_words(self, parent: Parent) -> str:
+        try:
+            tail = self.pump.finish(parent.output).result(LAST_WORDS_SECONDS)
+        except concurrent.futures.TimeoutError:
+            tail = tuple(parent.output.tail)
+        return "; its last line: %s" % tail[-1] if tail else ""
+
+    def _replace(self, why: str) -> None:
+        """Ranks that start before the new one is ready start cold."""
+        self._say("%s; starting another" % why)
+        self._drop()
+        self._make_parent()
+
+    def _give_up(self, why: str) -> None:
+        self._cold_because = why
+        self._tell(why)
+        self._drop()
+
+    def _tell(self, why: str) -> None:
+        """Once, where users see it."""
+        if why not in self._said:
+            self._said.add(why)
+            self._warn("ranks start cold, which takes seconds at each restart: %s" % why)
+
+    def _drop(self) -> None:
+        parent, self._parent = self._parent, None
+        if parent is None:
+            return
+        with contextlib.suppress(RuntimeError):  # no loop any more
+            asyncio.get_running_loop().remove_reader(parent.control)
+        parent.control.close()
+        reap.kill_session(parent.pid)
+        self._guard.remove(parent.pid)
+        self.pump.close(parent.output)
+        self._changed.set()
+
+    def _use_environment(self, environment: Dict[str, str]) -> None:
+        self.environment, self._forced = commands.parent_environment(environment)
+
+    # ranks --------------------------------------------------------------------------------------------
+
+    def _fork(self, plan: RankPlan) -> Optional[StartedRank]:
+        """None: it is to be started cold."""
+        parent = self._parent
+        if parent is None or not parent.ready:
+            return None
+        odd = commands.odd_count(plan.environment)
+        if odd:
+            self._tell("%s=%s is for libraries to read" % (odd, plan.environment[odd]))
+            return None
+        name = commands.difference(plan.environment, parent.environment)
+        if name:
+            self._use_environment(plan.environment)
+            self._replace("%s is different in this attempt" % name)
+            return None
+        return self._ask(parent, plan)
+
+    def _ask(self, parent: Parent, plan: RankPlan) -> Optional[StartedRank]:
+        output, rank_output = os.pipe()
+        rank_gate, gate = os.pipe()
+        request = commands.request(plan.environment, parent.environment, self._forced)
+        try:
+            data = json.dumps(request).encode()
+            socket.send_fds(parent.control, [data], [rank_output, rank_gate])
+            answer = parent.hear()
+            if answer.get("kind") == "started":
+                os.write(gate, b"g")  # from now on it is ours, and it may run
+                return StartedRank(int(answer["pid"]), output)
+        except OSError as error:
+            answer = {"kind": "refused", "why": str(error), "again": True}
+        finally:
+            for descriptor in (rank_output, rank_gate, gate):  # a rank that nobody knows ends by its gate
+                os.close(descriptor)
+        os.close(output)
+        self._refused(answer)
+        return None
+
+    def _refused(self, answer: Dict[str, Any]) -> None:
+        why = answer.get("why", "it has ended")
+        if answer.get("lasting"):
+            self._give_up("the preloaded parent can't be forked: %s" % why)
+        elif not answer or answer.get("again"):
+            self._replace("the preloaded parent could not fork: %s" % why)
+        else:
+            self._say("no rank could be forked: %s" % why)
+
+
+def _beginning(path: Path, size: int) -> str:
+    """Of a text file; empty when it is none that can be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(size).decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,363 @@
+"""What makes a preloaded parent of the user's own command: a ``sitecustomize`` that returns in ranks only.
+
+The agent starts the very command of a rank, with this file as the first ``sitecustomize`` on PYTHONPATH, so
+that it runs before the script. In the parent it imports what ranks will need, and forks one each time the
+agent asks. In a rank it takes away its traces and returns, and the interpreter goes on to the script as it
+would have anyway: ``__main__``, arguments, tracebacks, exit codes and the bottom of the stack are Python's.
+
+Stand-alone: runs in the user's interpreter, of any version from 3.9, without this package. What it says to
+the agent, and hears, is one JSON object a message: see ``preload``.
+"""
+
+import importlib
+import importlib.util
+import json
+import os
+import socket
+import sys
+import time
+from typing import Any, ClassVar, Dict, List, Optional, Tuple
+
+import resumable_preload_rank as ranks  # type: ignore[import-not-found]  # preload_rank, beside this
+
+VARIABLE = "RESUMABLE_PRELOAD"  # JSON: what the agent wants
+# Different in each rank or attempt, as is RESUMABLE_*: what an import reads of them would hold for one only.
+PER_RANK = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+PER_ATTEMPT = ("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# What a process can hold that a copy of it must not: devices with contexts, and connections.
+DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/davinci")
+CONNECTIONS = ("socket:", "anon_inode:[io_uring]", "anon_inode:[eventpoll]")
+MESSAGE_BYTES = 1 << 17
+
+_myself = sys.modules[__name__]
+
+
+class Unfit(Exception):
+    """This process can be nobody's parent; the text says why."""
+
+
+def run() -> None:
+    """``main``, from which nothing but a rank may return: what comes next is the user's script."""
+    settings = json.loads(os.environ[VARIABLE])
+    restore_environment(settings)
+    if os.getsid(0) != os.getpid():
+        return  # a helper of what was started, such as a wrapper's
+    try:
+        main(settings)
+    except BaseException:  # noqa: BLE001 - whatever it is, the script must not run in the parent
+        sys.excepthook(*sys.exc_info())
+        flush()
+        os._exit(ranks.GONE)
+
+
+def main(settings: Dict[str, Any]) -> None:
+    """Answer the agent's first question, or be the parent; returns in ranks."""
+    began = time.monotonic()
+    control = socket.socket(fileno=settings["control"])
+    control.set_inheritable(False)
+    if settings["probe"]:
+        has_torch = importlib.util.find_spec("torch") is not None
+        tell(control, kind="probed", torch=has_torch)
+        os._exit(0)
+    with open("/proc/self/comm", "rb") as comm:
+        settings["comm"] = comm.read().strip()
+    ranks.prctl(ranks.PR_SET_NAME, b"rtj-preload")
+    ranks.show(arguments=os.fsencode(settings["title"]) + b"\0")
+    try:
+        if sys.version_info < (3, 9):
+            raise Unfit("Python is %s here; 3.9 or newer is needed" % sys.version.split()[0])
+        run_hidden_sitecustomize()
+        loaded = preload(settings)
+        if why := unsafe(control.fileno(), []):
+            raise Unfit("after its imports, " + why)
+    except Unfit as error:
+        tell(control, kind="unfit", why=str(error)[:1000])
+        os._exit(0)
+    tell(control, kind="ready", seconds=round(time.monotonic() - began, 3), modules=loaded)
+    serve(control, settings)
+
+
+def restore_environment(settings: Dict[str, Any]) -> None:
+    """That of a rank, here and in what is started from here; ``sys.path``, too."""
+    del os.environ[VARIABLE]
+    if settings["pythonpath"] is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = settings["pythonpath"]
+    sys.path[:] = [entry for entry in sys.path if entry != settings["hook"]]
+    sys.path_importer_cache.pop(settings["hook"], None)
+    del sys.modules["resumable_preload_rank"]
+
+
+# importing ----------------------------------------------------------------------------------------------
+
+
+def run_hidden_sitecustomize() -> None:
+    """Run the one that this file stands before, as the interpreter would have.
+
+    Raises:
+        Unfit: there is one that would come after it, and is not known to be harmless before it.
+    """
+    import site
+
+    if site.ENABLE_USER_SITE and importlib.util.find_spec("usercustomize"):
+        raise Unfit("the user's own packages hold a usercustomize")
+    del sys.modules["sitecustomize"]
+    site.execsitecustomize()
+
+
+def preload(settings: Dict[str, Any]) -> List[str]:
+    """Import what is installed of the usual, and all that the job names; what was imported.
+
+    Raises:
+        Unfit: one can't be imported, or one that the job names can't be imported once for all ranks.
+    """
+    first = first_path(settings)
+    if first is not None:
+        sys.path.insert(0, first)
+    try:
+        usual = [name for name in settings["usual"] if is_installed(name) and load_usual(name)]
+        for name in settings["named"]:
+            load_named(name)
+    finally:
+        if first in sys.path:
+            sys.path.remove(first)
+    return usual + list(settings["named"])
+
+
+def first_path(settings: Dict[str, Any]) -> Optional[str]:
+    """What the interpreter will put in front of ``sys.path``; None: nothing."""
+    if getattr(sys.flags, "safe_path", False):
+        return None
+    if settings["way"] != "script":
+        return os.getcwd()
+    target: str = os.path.realpath(settings["target"])
+    return target if os.path.isdir(target) else os.path.dirname(target)
+
+
+def is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, AttributeError, ValueError):
+        return False  # its package is missing, or another one of that name
+
+
+def load(name: str) -> None:
+    """Import it.
+
+    Raises:
+        Unfit: it raised, be it SystemExit.
+    """
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        raise Unfit("importing %s raised %s: %s" % (name, type(error).__name__, error)) from error
+
+
+def load_usual(name: str) -> bool:
+    """Import it, if it works here: what does not need not be a rank's concern.
+
+    Raises:
+        Unfit: torch itself does not.
+    """
+    try:
+        load(name)
+    except Unfit:
+        if name == "torch":
+            raise
+        return False
+    return True
+
+
+def load_named(name: str) -> None:
+    """Import one of the user's own modules, which may do what can't be done once for all ranks.
+
+    Raises:
+        Unfit: it raised, or did so.
+    """
+    states, plain = generators(), type(os.environ)
+    os.environ.__class__ = WatchedEnvironment
+    try:
+        load(name)
+    finally:
+        os.environ.__class__ = plain
+    if WatchedEnvironment.missed:
+        raise Unfit("%s reads %s when it is imported" % (name, WatchedEnvironment.missed[0]))
+    after = generators()
+    if any(after[which] != state for which, state in states.items()):
+        raise Unfit("%s seeds a random generator, or draws from it, when it is imported" % name)
+
+
+class WatchedEnvironment(type(os.environ)):  # type: ignore[misc]
+    """``os.environ`` that notes which variables of a rank it was asked for in vain."""
+
+    missed: ClassVar[List[str]] = []
+
+    def __getitem__(self, key: str) -> str:
+        try:
+            value: str = super().__getitem__(key)
+        except KeyError:
+            if key in PER_RANK + PER_ATTEMPT or str(key).startswith("RESUMABLE_"):
+                self.missed.append(key)
+            raise
+        return value
+
+
+def generators() -> Dict[str, Any]:
+    """States of the global random generators, of the libraries that are there."""
+    import random  # only where modules are named
+
+    states: Dict[str, Any] = {"random": random.getstate()}
+    if "numpy.random" in sys.modules:
+        _, keys, *rest = sys.modules["numpy.random"].get_state()
+        states["numpy"] = (keys.tobytes(), *rest)
+    if "torch" in sys.modules:
+        states["torch"] = sys.modules["torch"].get_rng_state().tolist()
+    return states
+
+
+# forking ------------------------------------------------------------------------------------------------
+
+
+def serve(control: socket.socket, settings: Dict[str, Any]) -> None:
+    """Fork a rank whenever the agent asks; returns in the rank. Ends with the agent."""
+    import gc
+
+    gc.collect()
+    known = sources()
+    while True:
+        gc.freeze()  # what is there is no garbage, and looking for some would copy its pages in each rank
+        data, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 2)
+        if not data:
+            os._exit(0)
+        answer = fork(control.fileno(), descriptors, known, settings["directory"])
+        if answer is None:
+            control.close()
+            ranks.become_rank(json.loads(data.decode()), settings, *descriptors)
+            return
+        for descriptor in descriptors:
+            os.close(descriptor)
+        tell(control, **answer)
+
+
+def fork(control: int, given: List[int], known: Dict[str, Any], directory: str) -> Optional[Dict[str, Any]]:
+    """One rank, if that is safe: what to tell the agent; None in the rank."""
+    why = unsafe(control, given)
+    if why:
+        return {"kind": "refused", "why": why, "lasting": True}
+    why = outdated(known)
+    if why:
+        return {"kind": "refused", "why": why, "again": True}
+    try:
+        pid = fork_rank(directory)
+    except OSError as error:
+        return {"kind": "refused", "why": error.strerror}
+    return {"kind": "started", "pid": pid} if pid else None
+
+
+def tell(control: socket.socket, **message: Any) -> None:
+    control.sendall(json.dumps(message).encode())
+
+
+def fork_rank(directory: str) -> int:
+    """Pid of a new rank, in the parent; 0 in the rank.
+
+    A process in between ends at once, so that the rank becomes a child of the agent, who adopts orphans.
+
+    Raises:
+        OSError: no process could be made, or the working directory is gone.
+    """
+    if directory:
+        os.chdir(directory)  # anew: another one may have its name by now
+    read, write = os.pipe()
+    between = os.fork()
+    if between == 0:
+        os.close(read)
+        try:
+            pid = os.fork()
+        except OSError:
+            os._exit(1)
+        if pid:
+            os.write(write, b"%d" % pid)
+            os._exit(0)
+        os.close(write)
+        return 0
+    os.close(write)
+    os.waitpid(between, 0)
+    text = os.read(read, 32)
+    os.close(read)
+    if not text:
+        raise OSError(11, "the rank's process could not be made")
+    return int(text)
+
+
+def unsafe(control: int, given: List[int]) -> str:
+    """Why a copy of this process would not be safe now; empty when it is."""
+    flush()
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        return "it has %d threads" % threads
+    if has_children():
+        return "an import has left a process behind"
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink("/proc/self/fd/" + name)
+        except OSError:
+            continue  # of the listing itself
+        if target.startswith(DEVICES + CONNECTIONS) and int(name) not in (control, *given):
+            return "it holds %s open" % target
+    return unsafe_torch()
+
+
+def unsafe_torch() -> str:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return ""
+    if torch.cuda.is_initialized():
+        return "it has a CUDA context"
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return "it has a process group"
+    return ""
+
+
+def has_children() -> bool:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def sources() -> Dict[str, Any]:
+    """Files of modules outside the interpreter's installation, with what tells a change."""
+    paths = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    installed = (sys.prefix + os.sep, sys.base_prefix + os.sep)
+    return {path: stamp(path) for path in paths if isinstance(path, str) and not path.startswith(installed)}
+
+
+def outdated(known: Dict[str, Any]) -> str:
+    """Whether a source that was imported is another one now."""
+    changed = [path for path, before in known.items() if stamp(path) != before]
+    return "%s has changed since it was imported" % changed[0] if changed else ""
+
+
+def stamp(path: str) -> Optional[Tuple[int, int]]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+
+
+if __name__ == "sitecustomize" and VARIABLE in os.environ:
+    run()
+    if sys.modules.get("sitecustomize") in (None, _myself):
+        sys.modules["sitecustomize"] = _myself
+        raise ImportError("no sitecustomize", name="sitecustomize")  # as if this one had never been
