@@ -24,6 +24,7 @@ from resumable_training.agent.auth import Gate
 from resumable_training.agent.context import REAP_SECONDS, Context
 from resumable_training.agent.core import EXIT_FAILED, EXIT_SIGTERM, Agent
 from resumable_training.agent.guarding import GuardProcess
+from resumable_training.agent.keeper import Keeper
 from resumable_training.agent.outlet import Outlet
 from resumable_training.agent.output import OutputPump
 from resumable_training.agent.preload import PreloadStarter
@@ -108,16 +109,20 @@ def _run(
 ) -> int:
     end_leftovers(spec, say)
     guard = GuardProcess(temporary)
+    keeper = Keeper(str(temporary / "keeper.sock"), guard.remove, say)
 
     def context(agent: Agent) -> Context:
         pump = OutputPump(outlet, agent.warn_from_thread, spec.log_bytes)
         starts = starter or PreloadStarter(spec, temporary, pump, guard, agent.warn, say)
-        return Context(spec, starts, pump, guard, agent.emit, temporary, reap_seconds)
+        return Context(spec, starts, pump, guard, agent.emit, temporary, keeper, reap_seconds)
 
     async def run() -> int:
         return await Agent(spec, gate.boot_id, gate, context, say).run()
 
-    return asyncio.run(run())
+    try:
+        return asyncio.run(run())
+    finally:
+        keeper.close()
 
 
 def end_leftovers(spec: AgentSpec, say: Callable[[str], None]) -> None:

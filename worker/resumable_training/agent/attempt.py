@@ -105,6 +105,7 @@ class Attempt:
         forget_old_attempts(log_root(spec), self.number, spec.log_attempts)
         try:
             await self._link.open()
+            self._context.keeper.begin(self.number, self._leaders)
             await self._context.starter.until_ready()
             for local in range(0 if self.ending else member.ranks):  # it may have been stopped meanwhile
                 self._start_rank(local)
@@ -136,7 +137,8 @@ class Attempt:
         stacks_path.write_bytes(b"")
         page = ProgressPage(page_path, create=True)
         files = RankFiles(self._link.path, str(page_path), str(stacks_path))
-        plan = rank_plan(spec, assignment, local, files, os.environ)
+        inherited = {**os.environ, **self._context.keeper.environment()}
+        plan = rank_plan(spec, assignment, local, files, inherited)
         try:
             started = self._context.starter.start(plan)
         except (OSError, ValueError):
@@ -389,9 +391,11 @@ class Attempt:
         return future.result() if done else tuple(rank.output.tail)
 
     async def _clean_up(self) -> None:
-        """Kill what ranks left behind; close what was opened for them."""
+        """Kill what ranks left behind, but for writers that may land; close what was opened for them."""
         sessions = {rank.started.pid for rank in self.ranks}
-        keep = self._context.guard.keep() + [rank.started.pid for rank in self.ranks if rank.abandoned]
+        held = self._context.keeper.end(self.number, sessions)
+        held |= {rank.started.pid for rank in self.ranks if rank.abandoned}
+        keep = [*self._context.guard.keep(), *self._context.keeper.pids(), *held]
         for _ in range(_LEFTOVER_TURNS):
             if not reap.kill_leftovers(sessions, keep):
                 break
@@ -399,7 +403,7 @@ class Attempt:
         await self._await_gpus(sessions, keep)
         self._link.close()
         for rank in self.ranks:
-            if not rank.abandoned:
+            if rank.started.pid not in held:
                 self._context.guard.remove(rank.started.pid)
             self._context.pump.close(rank.output)
             rank.page.close()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, List, Protocol
 
+from resumable_training.agent.keeper import Keeper
 from resumable_training.agent.output import OutputPump
 from resumable_training.agent.ranks import RankStarter
 from resumable_training.contract.assignment import AgentSpec
@@ -35,4 +36,5 @@ class Context:
     guard: Guard
     emit: Callable[[str, int, Any], None]
     socket_directory: Path
+    keeper: Keeper
     reap_seconds: float = REAP_SECONDS

@@ -22,6 +22,7 @@ CHECKPOINT_CONFIG = "RESUMABLE_CHECKPOINT_CONFIG"  # JSON, contract.assignment.C
 RESUME_FROM = "RESUMABLE_RESUME_FROM"
 TRACE_DIR = "RESUMABLE_TRACE_DIR"  # when set, each rank writes the sample ids it consumed below it
 HANG_SECONDS = "RESUMABLE_HANG_SECONDS"
+KEEPER = "RESUMABLE_KEEPER"  # unix stream socket of the agent for what outlives a rank (contract.keeping)
 
 # user -> rank ---------------------------------------------------------------------------------------
 # "1": values that another program pickled beside its tensors may be executed when its checkpoint is resumed.
