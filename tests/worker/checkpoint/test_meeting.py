@@ -12,7 +12,7 @@ import pytest
 
 from resumable_training.checkpoint.errors import StorageUnavailable
 from resumable_training.checkpoint.meeting import Guest, Host, HostGone, listen
-from resumable_training.checkpoint.wire import Inbox, send
+from resumable_training.contract.framing import Inbox, send
 
 OK = {"ok": True, "message": ""}
 

@@ -81,3 +81,18 @@ def test_owners_take_turns(ranks: int) -> None:
     owners = np.repeat(np.arange(ranks), 3)
     needs = [rows([(block, 0, 1) for block in range(len(owners))])] * ranks
     assert [one.owner for one in transfers(owners, needs)] == [*range(ranks)] * 3
+
+
+def test_what_is_remembered_is_read_where_it_is() -> None:
+    """By one that wants much of it if there is one; else by any, who hands it on. The rest as without."""
+    wanted = np.array([[ALL, ALL, ALL, 0, ALL], [ALL, ALL, 0, 0, ALL]], dtype=np.uint8)
+    near = np.array([[0, 1, 0, 0, 1], [1, 0, 1, 1, 1]], dtype=np.uint8)
+    sizes = np.full(5, 8, dtype=np.int64)
+    found = assign(wanted, sizes, nobody(5), everything=True, near=near).tolist()
+    assert found[:4] == [1, 0, 1, 1]
+    assert found[4] in (0, 1)
+    nowhere = np.zeros_like(near)
+    assert (
+        assign(wanted, sizes, nobody(5), everything=True, near=nowhere).tolist()
+        == assign(wanted, sizes, nobody(5), everything=True).tolist()
+    )

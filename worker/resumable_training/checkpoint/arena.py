@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import mmap
 import os
+import secrets
 import sys
 from pathlib import Path
 
 import torch
 
 SPARE_BYTES = 64 << 20  # that must stay free beside the arena
+SEAL_BYTES = 16
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -23,24 +25,44 @@ class NoArena(OSError):
 
 
 class Arena:
-    """``bytes`` of shared memory. ``tensor``: all of it as ``uint8``."""
+    """``bytes`` of shared memory. ``tensor``: all of it as ``uint8``.
 
-    def __init__(self, size: int) -> None:
-        """Raises NoArena when there is no such memory, or too little of it."""
-        check_room(size)
+    Behind it lies a seal: random bytes that are there exactly while the content is one whole copy. Whoever
+    was told them can see whether it still is the copy that was meant.
+    """
+
+    def __init__(self, size: int, descriptor: int | None = None) -> None:
+        """``descriptor``: of an arena of that size that another process made, with the seal it has.
+
+        Raises NoArena when there is no such memory, or too little of it.
+        """
         self.bytes = size
-        self.descriptor = os.memfd_create("resumable-checkpoint", os.MFD_CLOEXEC)
+        if descriptor is None:
+            check_room(size)
+            descriptor = os.memfd_create("resumable-checkpoint", os.MFD_CLOEXEC)
+        self.descriptor = descriptor
+        whole = size + SEAL_BYTES
         try:
-            os.posix_fallocate(self.descriptor, 0, size)  # all pages, or an error, instead of SIGBUS later
-            self._map = mmap.mmap(self.descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            os.posix_fallocate(descriptor, 0, whole)  # all pages, or an error, instead of SIGBUS later
+            self._map = mmap.mmap(descriptor, whole, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except OSError as error:
-            os.close(self.descriptor)
+            os.close(descriptor)
             raise NoArena(f"no {size >> 20} MiB of shared memory: {error.strerror or error}") from error
-        self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
+        self.tensor = torch.frombuffer(self._map, dtype=torch.uint8, count=size)
         self.pinned = _pin(self.tensor)
 
     def put(self, at: int, data: bytes) -> None:
         self._map[at : at + len(data)] = data
+
+    def break_seal(self) -> None:
+        """Before a copy begins: what is in here is no whole one."""
+        self._map[self.bytes : self.bytes + SEAL_BYTES] = bytes(SEAL_BYTES)
+
+    def seal(self) -> str:
+        """The copy is complete; what a reader must find behind it."""
+        seal = secrets.token_bytes(SEAL_BYTES)
+        self._map[self.bytes : self.bytes + SEAL_BYTES] = seal
+        return seal.hex()
 
     def free(self) -> None:
         """Give the memory back, whoever still has it mapped. It must not be touched any more."""
@@ -48,6 +70,15 @@ class Arena:
             torch.cuda.cudart().cudaHostUnregister(self.tensor.data_ptr())  # type: ignore[no-untyped-call]
         os.ftruncate(self.descriptor, 0)
         os.close(self.descriptor)
+
+
+def given_arena(descriptor: int, size: int) -> Arena | None:
+    """The arena that another process made, which belongs to this one now; None: it is smaller than that."""
+    has = os.fstat(descriptor).st_size - SEAL_BYTES
+    if has < size:
+        os.close(descriptor)
+        return None
+    return Arena(has, descriptor)
 
 
 def check_room(size: int, ranks: int = 1) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from resumable_training.checkpoint.errors import StorageUnavailable
-from resumable_training.checkpoint.wire import Inbox, Message, send
+from resumable_training.contract.framing import Inbox, Message, send
 
 CONNECT_SECONDS = 60.0  # the port is open as long as rank 0's process lives
 _RETRY_SECONDS = 0.05
@@ -202,9 +202,16 @@ class Host:
 class Guest:
     """Another rank's side, for one flight."""
 
-    def __init__(self, address: tuple[str, int], secret: str, rank: int, flight: int) -> None:
-        """Raises HostGone when rank 0's port does not answer."""
-        self._connection = _connect(address)
+    def __init__(
+        self,
+        address: tuple[str, int],
+        secret: str,
+        rank: int,
+        flight: int,
+        connect_seconds: float = CONNECT_SECONDS,
+    ) -> None:
+        """Raises HostGone when rank 0's port does not answer for so long."""
+        self._connection = _connect(address, connect_seconds)
         self._inbox = Inbox(self._connection)
         proof = _proof(secret, str(self._hear().get("nonce")), rank, flight)
         self._say({"kind": HELLO, "proof": proof, "rank": rank, "flight": flight})
@@ -262,11 +269,11 @@ def _proof(secret: str, nonce: str, rank: int, flight: int) -> str:
 _HOST_GONE = "the checkpoint writer of rank 0 went away"
 
 
-def _connect(address: tuple[str, int]) -> socket.socket:
-    deadline = time.monotonic() + CONNECT_SECONDS
+def _connect(address: tuple[str, int], seconds: float) -> socket.socket:
+    deadline = time.monotonic() + seconds
     while True:
         try:
-            return _no_timeout(socket.create_connection(address, timeout=CONNECT_SECONDS))
+            return _no_timeout(socket.create_connection(address, timeout=max(seconds, 1.0)))
         except OSError as error:
             if time.monotonic() > deadline:
                 raise HostGone(f"the checkpoint writer of rank 0 does not answer: {error}") from error

@@ -13,7 +13,9 @@ WISH = "RESUMABLE_MOMENT"  # a moment's name, or "<name>@<rank>"
 NOTE = (
     "RESUMABLE_MOMENT_NOTE"  # a file that is made when it came to that; while it exists, nothing dies again
 )
-WHO = "RESUMABLE_MOMENT_WHO"  # "group": everything in this process group dies at once, as with a machine
+# Who dies. "group": everything in this process group at once, as with a machine. "rank": the rank of the
+# writer that has come to it, which itself goes on.
+WHO = "RESUMABLE_MOMENT_WHO"
 
 
 def moment(name: str) -> None:
@@ -27,4 +29,5 @@ def moment(name: str) -> None:
             os.close(os.open(note, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError:
             return
-    os.kill(0 if os.environ.get(WHO) == "group" else os.getpid(), signal.SIGKILL)
+    victims = {"group": 0, "rank": os.getppid()}
+    os.kill(victims.get(os.environ.get(WHO, ""), os.getpid()), signal.SIGKILL)

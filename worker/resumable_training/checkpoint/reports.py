@@ -27,6 +27,9 @@ class RestoreReport:
     saved_world_size: int  # 0: unknown
     fallback: tuple[Fallback, ...] = ()
     seconds: float = 0.0
+    memory_bytes: int = 0  # that no rank had to read from storage, of all ranks
+    storage_bytes: int = 0
+    landed: SaveReport | None = None  # of this checkpoint, if it became durable after its ranks' end
 
 
 @dataclass(frozen=True)

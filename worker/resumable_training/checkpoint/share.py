@@ -15,14 +15,18 @@ NOBODY = -1
 ALL = 255  # of a block
 
 
-def assign(wanted: Parts, sizes: Numbers, owners: Numbers, *, everything: bool) -> Numbers:
-    """Who reads each block: one that wants much of it, in long runs, and alike in bytes if there is a choice.
+def assign(
+    wanted: Parts, sizes: Numbers, owners: Numbers, *, everything: bool, near: Parts | None = None
+) -> Numbers:
+    """Who reads each block: one that has it in memory, else one that wants much of it; in long runs, and
+    alike in bytes if there is a choice.
 
     Args:
         wanted: ranks x blocks, how much of a block a rank wants: 0 nothing, ALL all of it.
         sizes: bytes of each block.
         owners: who has read a block before, or NOBODY; stays as it is.
         everything: blocks that nobody wants are read, too, so that they are verified.
+        near: ranks x blocks, 1 where a rank's worker remembers a block, so that it need not be read.
 
     Returns:
         the reader of each block, or NOBODY.
@@ -34,7 +38,11 @@ def assign(wanted: Parts, sizes: Numbers, owners: Numbers, *, everything: bool) 
     fair = int(sizes[new].sum()) / len(wanted)
     last = 0
     for block in new:
-        who = np.flatnonzero(2 * wanted[:, block].astype(int) >= most[block]).tolist()
+        much = 2 * wanted[:, block].astype(int) >= most[block]
+        if near is not None and near[:, block].any():
+            both = much & (near[:, block] > 0)
+            much = both if both.any() else near[:, block] > 0
+        who = np.flatnonzero(much).tolist()
         size = int(sizes[block])
         if last not in who or load[last] + size / 2 > fair:
             last = min(who, key=lambda rank: (load[rank], rank))

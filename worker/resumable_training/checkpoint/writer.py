@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from resumable_training.checkpoint.wire import Inbox, Message, send
+from resumable_training.contract.framing import Inbox, Message, send
 
 READY_SECONDS = 120.0  # a cold disk on a busy machine
 _CLOSE_SECONDS = 60.0  # for retention that is still at work

@@ -1,0 +1,151 @@
+"""Files of a checkpoint, made again from the memory that they were stored from. No torch.
+
+A writer stores a rank's file from an arena: archives in a fixed order, heads and tails around the values that
+lie there. Where the arena is still held by this worker's agent, with its seal unbroken, the same bytes come
+from it without storage. Nothing is believed: each block is compared with the manifest's hash, as one that was
+read from storage, and what does not agree is read there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+
+import xxhash
+
+from resumable_training.checkpoint import cargo
+from resumable_training.checkpoint.blocks import Place
+from resumable_training.checkpoint.frames import frame
+from resumable_training.checkpoint.keeper import RankLink
+from resumable_training.contract.manifest import FileEntry
+
+Piece = bytes | tuple[int, int]  # literal, or (first byte in the arena, bytes)
+
+
+class NotUsable(ValueError):
+    """An arena does not hold what it should; the text says why."""
+
+
+class RememberedFile:
+    """One rank's file, as it would be read from storage."""
+
+    def __init__(self, arena: mmap.mmap, pieces: Sequence[Piece]) -> None:
+        self._arena = memoryview(arena)
+        self._map = arena
+        self._pieces = pieces
+        self._begins = [0]  # of each piece in the file, and the end
+        for piece in pieces:
+            self._begins.append(self._begins[-1] + _length(piece))
+
+    @property
+    def size(self) -> int:
+        return self._begins[-1]
+
+    def read_into(self, at: int, where: memoryview) -> None:
+        """Bytes of the file from ``at`` on, as many as there is room for.
+
+        Raises:
+            NotUsable: it has fewer.
+        """
+        if at + len(where) > self.size:
+            raise NotUsable(f"it has {self.size} bytes")
+        number, done = bisect_right(self._begins, at) - 1, 0
+        while done < len(where):
+            inside = at + done - self._begins[number]
+            part = self._bytes_of(self._pieces[number])[inside : inside + len(where) - done]
+            where[done : done + len(part)] = part
+            done += len(part)
+            number += 1
+
+    def _bytes_of(self, piece: Piece) -> bytes | memoryview:
+        return piece if isinstance(piece, bytes) else self._arena[piece[0] : piece[0] + piece[1]]
+
+    def close(self) -> None:
+        with contextlib.suppress(BufferError):  # a thread that was left behind still reads
+            self._arena.release()
+            self._map.close()
+
+
+class Memory:
+    """What this worker remembers of one checkpoint, by file."""
+
+    def __init__(self, files: Mapping[str, RememberedFile] | None = None) -> None:
+        self._files = dict(files or {})
+
+    def holds(self, place: Place) -> bool:
+        """Whether this block can be asked for; only one that a manifest vouches for."""
+        return bool(place.hash) and place.file in self._files
+
+    def fill(self, place: Place, where: memoryview) -> bool:
+        """Put the block there, if what is remembered is what the manifest vouches for."""
+        if not self.holds(place):
+            return False
+        try:
+            self._files[place.file].read_into(place.at, where)
+        except NotUsable:
+            return False
+        return xxhash.xxh3_128_hexdigest(where) == place.hash
+
+    def close(self) -> None:
+        """Nothing is read any more: another one may be given the memory."""
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+
+
+def remember(keeper: RankLink, checkpoint: str, files: Mapping[str, FileEntry]) -> Memory:
+    """What is held on this worker of a checkpoint with these files.
+
+    An arena that is not whole, or has a file of another size, is left out.
+    """
+    found: dict[str, RememberedFile] = {}
+    for size, arena, content in keeper.find(checkpoint):
+        try:
+            name, file = _open(arena, size, content)
+        except (OSError, ValueError, KeyError, TypeError, IndexError):
+            continue  # storage has it
+        finally:
+            os.close(arena)
+            os.close(content)
+        if name in files and files[name].bytes == file.size and name not in found:
+            found[name] = file
+        else:
+            file.close()
+    return Memory(found)
+
+
+def _open(arena: int, size: int, content: int) -> tuple[str, RememberedFile]:
+    """Raises NotUsable, or what a description that is none leads to."""
+    told = json.loads(os.pread(content, os.fstat(content).st_size, 0))  # others share its position
+    seal = bytes.fromhex(told["seal"])
+    if os.fstat(arena).st_size < size + len(seal):
+        raise NotUsable("it was given back")
+    smalls = [cargo.Small(key, tuple(path), *rest) for key, path, *rest in told["smalls"]]
+    pieces = list(_pieces(cargo.from_plain(told["items"]), smalls))
+    if any(not isinstance(one, bytes) and not 0 <= one[0] <= one[0] + one[1] <= size for one in pieces):
+        raise NotUsable("what it is said to hold lies outside")
+    mapped = mmap.mmap(arena, size + len(seal), prot=mmap.PROT_READ)
+    if mapped[size : size + len(seal)] != seal or not any(seal):
+        mapped.close()
+        raise NotUsable("another copy was begun in it")
+    return str(told["file"]), RememberedFile(mapped, pieces)
+
+
+def _pieces(items: Sequence[cargo.Item], smalls: Sequence[cargo.Small]) -> Iterator[Piece]:
+    """The file as ``cargo.store_cargo`` writes it."""
+    for item in (*items, *(small.item() for small in smalls if not small.pickled)):
+        head, tail = frame(item.dtype, item.sizes, item.bytes)
+        yield head
+        yield item.at, item.bytes
+        yield tail
+    for small in smalls:
+        if small.pickled:
+            yield small.at, small.bytes
+
+
+def _length(piece: Piece) -> int:
+    return len(piece) if isinstance(piece, bytes) else piece[1]
