@@ -165,6 +165,7 @@ def test_an_operator_that_was_away_has_not_asked(world_in_forming: World) -> Non
 def test_an_operator_that_is_slow_has_not_asked() -> None:
     """So busy that its next pass over the job comes minutes later: nobody is given up for that."""
     world = World({"workers": {"replicas": 3}}, steps=100_000)
+    world.holds_ports = False
     for _ in range(100):
         world.step()
         if world.job.status.attempt.state == "forming":

@@ -9,7 +9,7 @@ from world import World
 from resumable_operator.decide.actions import SendAssignment
 from resumable_training.contract import env
 
-SPEC: dict[str, Any] = {"workers": {"replicas": 3}}
+SPEC: dict[str, Any] = {"workers": {"replicas": 3}, "checkpoint": {"directory": {"path": "/checkpoints"}}}
 FOUND = "/checkpoints/step-20"
 
 

@@ -12,7 +12,8 @@ STEPS = 100
 
 
 def forming(world: World) -> World:
-    """Until attempt 1 is reserved, and nobody has an assignment but rank 0's agent."""
+    """Until attempt 1 is reserved, and nobody has an assignment but rank 0's agent, which holds no port."""
+    world.holds_ports = False
     for _ in range(100):
         world.step()
         if world.job.status.attempt.state == "forming":
