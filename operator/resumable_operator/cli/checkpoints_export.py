@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import importlib
 import json
 import os
@@ -30,6 +32,7 @@ from resumable_training.checkpoint.export_plan import (
     Names,
     Shard,
     parse_size,
+    require_safetensors,
     select,
     split,
 )
@@ -133,10 +136,12 @@ def _size(text: str) -> int:
 
 
 def _plan(content: Content, names: Names, dtype: str | None, most: int | None, optimizers: bool) -> Plan:
-    """``most``: bytes of each file; None: all in one."""
+    """``most``: bytes of each file of safetensors; None: one file of torch's."""
     wanted = DTYPES[dtype] if dtype else None
     try:
         kept = select(content, names, wanted)
+        if most is not None:
+            require_safetensors(kept)
     except ExportRefused as error:
         raise UsageProblem(str(error)) from error
     most = most or sum(one.bytes for one in kept) + 1
@@ -182,9 +187,12 @@ def _writer() -> Any:
 @contextmanager
 def _appearing(out: Path, kind: str) -> Iterator[Path]:
     """A place beside OUT that becomes OUT when the block ends well, and goes when it does not."""
-    with tempfile.TemporaryDirectory(
-        prefix=f".{out.name}-", dir=out.absolute().parent, ignore_cleanup_errors=True
-    ) as scratch:
+    prefix, parent = f".{out.name}-export-", out.absolute().parent
+    _sweep(parent, prefix)
+    with (
+        tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as scratch,
+        _locked(Path(scratch)),
+    ):
         place = Path(scratch) / out.name
         if kind == SAFETENSORS:
             place.mkdir()
@@ -196,6 +204,27 @@ def _appearing(out: Path, kind: str) -> Iterator[Path]:
             os.rename(place, out)
         except OSError as error:
             raise UsageProblem(f"{out} can't be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def _locked(scratch: Path) -> Iterator[None]:
+    """For the length of the block others see that somebody is at work there. Raises BlockingIOError."""
+    descriptor = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sweep(parent: Path, prefix: str) -> None:
+    """Remove what exports to the same place that were killed have left: it may be a whole model."""
+    for left in parent.glob(f"{glob.escape(prefix)}*"):
+        try:
+            with _locked(left):
+                shutil.rmtree(left, ignore_errors=True)
+        except OSError:  # an export that is at work, or somebody else's
+            continue
 
 
 def _sync(place: Path) -> None:

@@ -46,6 +46,8 @@ class Catalog:
         """Raises DamagedMarker when it contradicts itself, or needs a decoder that we do not have."""
         try:
             found = [item for key in metadata.state_dict_metadata for item in _items(metadata, key)]
+        except DamagedMarker:
+            raise
         except (AttributeError, TypeError, ValueError, KeyError) as error:
             raise DamagedMarker(f"it lacks what a marker must say: {error!r}") from error
         found.sort(key=lambda item: (item.file, item.offset))

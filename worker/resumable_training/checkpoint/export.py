@@ -78,6 +78,8 @@ class Tensors:
             whole = torch.empty(shape, dtype=self._dtypes[key])
         except RuntimeError as error:  # what torch makes of too little memory
             raise StorageUnavailable(f"{self._name}: no memory for {key} of shape {list(shape)}") from error
+        if whole.is_quantized:
+            raise NotPlain(f"{key} of {self._name} is {whole.dtype}: it can't be put together from pieces")
         for offsets, sizes in self.marker.chunks[key]:
             if not math.prod(sizes):
                 continue
@@ -100,10 +102,9 @@ class Tensors:
         try:
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
-            what = "a tensor" if offsets is not None else "a plain value"
-            raise NotPlain(
-                f"{key} of {self._name} is not {what} that can be read without running what is in it"
-            ) from error
+            if offsets is not None and self._manifest is None:  # nobody vouches for these bytes
+                raise DamagedCheckpoint(self._name, f"{item.file}: {key} is no tensor") from error
+            raise NotPlain(f"{key} of {self._name} can't be read without running what is in it") from error
         except (RuntimeError, EOFError, ValueError, KeyError, TypeError) as error:  # of rubbish
             raise DamagedCheckpoint(self._name, f"{item.file}: {key} can't be read: {error}") from error
 

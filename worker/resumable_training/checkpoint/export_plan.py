@@ -18,6 +18,11 @@ DTYPES = {
     "fp64": "float64",
     "float64": "float64",
 }
+SAFETENSORS_TYPES = {
+    *("float64", "float32", "float16", "bfloat16", "bool", "complex64"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1fn_x2"),
+    *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
+}
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
@@ -44,6 +49,7 @@ class Kept:
     name: str
     bytes: int
     stored: int
+    dtype: str = ""  # as written, by torch's name
 
 
 @dataclass(frozen=True)
@@ -95,9 +101,33 @@ def select(content: Content, names: Names, dtype: str | None) -> tuple[Kept, ...
     if names.strip and not any(value.key.startswith(names.strip) for value in values):
         raise ExportRefused(f"no key begins with {names.strip!r}; the first is {_first(values)}")
     kept = [
-        Kept(v.key, names.prefix + v.key.removeprefix(strip), _written(v, dtype), v.bytes) for v in values
+        Kept(
+            v.key,
+            names.prefix + v.key.removeprefix(strip),
+            _written(v, dtype),
+            v.bytes,
+            dtype if dtype and is_floating(v.dtype) else v.dtype,
+        )
+        for v in values
     ]
     return _without(kept, names.drop, content.name)
+
+
+def require_safetensors(kept: Sequence[Kept]) -> None:
+    """That their format can hold all of them.
+
+    Raises:
+        ExportRefused: names the first one that it can't, and what to do.
+    """
+    for one in kept:
+        if one.name == "__metadata__":
+            raise ExportRefused(
+                f"safetensors keep the name {one.name} for themselves: --drop it, or --prefix"
+            )
+        if one.dtype not in SAFETENSORS_TYPES:
+            raise ExportRefused(
+                f"{one.name} is {one.dtype}, which safetensors can't hold: --drop it, or --format torch"
+            )
 
 
 def _first(values: Sequence[Value]) -> str:

@@ -85,9 +85,12 @@ class LocalStore:
             raise ValueError(f"{name!r} is not a name in a store")
         return self.root.joinpath(*parts)
 
+    def _full(self, name: str) -> str:
+        return f"{self.location}/{name}".rstrip("/")
+
     def entries(self, directory: str = "") -> list[Entry]:
         found: list[Entry] = []
-        with _wrapped(f"{self.location}/{directory}"):
+        with _wrapped(self._full(directory)):
             try:
                 names = sorted(os.listdir(self.path(directory)))
             except FileNotFoundError:
@@ -111,7 +114,7 @@ class LocalStore:
         return [Entry(name, status.st_size, status.st_mtime, stat.S_ISDIR(status.st_mode))]
 
     def size(self, name: str) -> int | None:
-        with _wrapped(name):
+        with _wrapped(self._full(name)):
             try:
                 status = os.stat(self.path(name))
             except FileNotFoundError:
@@ -119,13 +122,13 @@ class LocalStore:
             return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        with _wrapped(name), self.path(name).open("rb") as stream:
+        with _wrapped(self._full(name)), self.path(name).open("rb") as stream:
             stream.seek(offset)
             return stream.read(-1 if length is None else length)
 
     def read_into(self, name: str, offset: int, place: memoryview) -> int:
         done = 0
-        with _wrapped(name), self.path(name).open("rb", buffering=0) as stream:
+        with _wrapped(self._full(name)), self.path(name).open("rb", buffering=0) as stream:
             stream.seek(offset)
             while done < len(place) and (count := stream.readinto(place[done:])):
                 done += count
@@ -133,7 +136,7 @@ class LocalStore:
 
     def create(self, name: str, data: bytes) -> None:
         target = self.path(name)
-        with _wrapped(name), self._temporary(target, data) as temporary:
+        with _wrapped(self._full(name)), self._temporary(target, data) as temporary:
             try:
                 os.link(temporary, target)
             except FileExistsError:
@@ -148,7 +151,7 @@ class LocalStore:
 
     def put(self, name: str, data: bytes) -> None:
         target = self.path(name)
-        with _wrapped(name), self._temporary(target, data) as temporary:
+        with _wrapped(self._full(name)), self._temporary(target, data) as temporary:
             os.replace(temporary, target)
             sync_directory(target.parent)
 
@@ -163,13 +166,13 @@ class LocalStore:
                 path.unlink()
 
     def make_directory(self, name: str) -> None:
-        with _wrapped(name):
+        with _wrapped(self._full(name)):
             self.path(name).mkdir()  # not its parents: see the head of this file
             sync_directory(self.path(name).parent)
 
     def delete(self, name: str) -> None:
         path = self.path(name)
-        with _wrapped(name):
+        with _wrapped(self._full(name)):
             if parse_checkpoint_name(path.parent.name) and path.parent.is_symlink():
                 return  # somebody keeps that checkpoint elsewhere: only the link is ours, and goes as a whole
             try:
@@ -181,7 +184,7 @@ class LocalStore:
     def delete_tree(self, name: str) -> None:
         if not name:
             raise ValueError("the root of a store is never deleted")
-        with _wrapped(name):
+        with _wrapped(self._full(name)):
             path = self.path(name)
             try:
                 if path.is_symlink():
@@ -196,7 +199,7 @@ class LocalStore:
     def open_write(self, name: str, expected_bytes: int = 0) -> Iterator[BinaryIO]:
         """Waits for a directory that another machine has just made. A file system needs no expectation."""
         path = self.path(name)
-        with _wrapped(name):
+        with _wrapped(self._full(name)):
             self._await_directory(path.parent)
             with path.open("xb") as stream:
                 yield cast(BinaryIO, stream)
@@ -218,7 +221,7 @@ class LocalStore:
 
     @contextmanager
     def open_read(self, name: str) -> Iterator[BinaryIO]:
-        with _wrapped(name), self.path(name).open("rb") as stream:
+        with _wrapped(self._full(name)), self.path(name).open("rb") as stream:
             yield cast(BinaryIO, stream)
 
 
@@ -273,14 +276,14 @@ def file_system_type(path: Path) -> str:
 
 
 @contextmanager
-def _wrapped(name: str) -> Iterator[None]:
+def _wrapped(where: str) -> Iterator[None]:
     try:
         yield
     except CheckpointError:
         raise
     except (FileNotFoundError, IsADirectoryError) as error:
-        raise StoreNotFound(f"{name} does not exist, or is no file") from error
+        raise StoreNotFound(f"{where} does not exist, or is no file") from error
     except FileExistsError as error:
-        raise StoreExists(f"{name} exists already") from error
+        raise StoreExists(f"{where} exists already") from error
     except OSError as error:
-        raise StorageUnavailable(f"{name}: {error.strerror or error}") from error
+        raise StorageUnavailable(f"{where}: {error.strerror or error}") from error

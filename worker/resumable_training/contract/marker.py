@@ -145,8 +145,11 @@ class Marker:
                 if not _makes_up(shape, self.chunks[key]):
                     return f"{key}: its pieces do not make up its shape {list(shape)}"
             for place in places:
-                if (key, place) not in self.items:
+                item = self.items.get((key, place))
+                if item is None:
                     return f"{key}: a piece of it was never stored"
+                if item.offset < 0 or item.length < 0:
+                    return f"{key}: {item.length} bytes from {item.offset} on can't be"
         return None
 
 
