@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -112,20 +111,13 @@ OURS, COLD, SPARE = "rtj run", "rtj run --no-preload", "rtj run --spares 1"
 
 def ours() -> list[Contender]:
     """Ours as it is, with cold starts, and with a spare for a killed worker."""
-    preloads = "--no-preload" in _help()
     note = "finds a stopped process after 2 s; a spare holds no ranks, and waits warm"
-    found = [Contender(OURS, partial(start_ours, (), 0), OUR_STRIKES, note=note, is_ours=True)]
-    if preloads:
-        cold = partial(start_ours, ("--no-preload",), 0)
-        found.append(Contender(COLD, cold, COLD_STRIKES, is_ours=True))
-    spare = {"replaced": partial(our_fault, "kill-worker")}
-    found.append(Contender(SPARE, partial(start_ours, (), 1), spare, is_ours=True))
-    return found
-
-
-def _help() -> str:
-    command = [PROGRAMS / "rtj", "run", "--help"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    cold, spare = ("--no-preload",), {"replaced": partial(our_fault, "kill-worker")}
+    return [
+        Contender(OURS, partial(start_ours, (), 0), OUR_STRIKES, note=note, is_ours=True),
+        Contender(COLD, partial(start_ours, cold, 0), COLD_STRIKES, is_ours=True),
+        Contender(SPARE, partial(start_ours, (), 1), spare, is_ours=True),
+    ]
 
 
 # ---- torchrun, and what takes its options ------------------------------------------------------------------

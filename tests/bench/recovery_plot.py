@@ -68,7 +68,7 @@ class _Scale:
 
     def __call__(self, value: float) -> float:
         if math.isinf(value):
-            return WIDTH - RIGHT / 2
+            return WIDTH - RIGHT + 12
         inner = WIDTH - LEFT - RIGHT
         place = (math.log(max(value, self.ticks[0])) - self._low) / max(self._high - self._low, 1e-9)
         return round(LEFT + inner * place, 1)
@@ -124,16 +124,17 @@ def _stacks(results: Results) -> dict[str, dict[str, float]]:
 
 
 def _stage_panel(stacks: Mapping[str, Mapping[str, float]], top: float) -> Iterable[str]:
-    yield _text(8, top + 12, "ours, by stage (the ledger's means; steps are not in it)", "start", "title")
+    title = "ours, by stage (means of the ledger; steps done again are not in it)"
+    yield _text(8, top + 12, title, "start", "title")
     longest = max(sum(stages.values()) for stages in stacks.values()) or 1.0
     for row, (label, stages) in enumerate(stacks.items()):
         x, y = float(LEFT), top + TITLE + ROW * row
         yield _text(LEFT - 12, y + 4, label, "end", "")
         for stage, colour in zip(RECOVERY_STAGES, _STAGE_COLOURS, strict=True):
             width = (WIDTH - LEFT - RIGHT) * stages[stage] / longest
-            title = f"<title>{stage} {stages[stage]:.2f} s</title>"
+            told = f"<title>{stage} {stages[stage]:.2f} s</title>"
             size = f'width="{width:.1f}" height="14"'
-            yield f'<rect x="{x:.1f}" y="{y - 7}" {size} fill="{colour}">{title}</rect>'
+            yield f'<rect x="{x:.1f}" y="{y - 7}" {size} fill="{colour}">{told}</rect>'
             x += width
         yield _text(x + 6, y + 4, f"{seconds(sum(stages.values()))} s", "start", "dim")
     x, y = float(LEFT), top + TITLE + ROW * len(stacks) + 8
