@@ -162,6 +162,26 @@ async def test_what_is_in_flight_may_land(home: Home) -> None:
     assert home.let_go == [home.rank.pid]
 
 
+async def test_what_landed_just_before_the_end(home: Home) -> None:
+    """Told to the next attempt if rank 0 did not live to tell it; once it has, nothing is left to tell."""
+    for attempt, heard, wanted in ((1, None, [NAME]), (3, 9, [NAME]), (5, 10, [])):
+        home.begin(attempt)
+        client = await writer(home, attempt=attempt)
+        takes_off(client)
+        client.say(keeping.LANDED, checkpoint=NAME, ok=True, message="", bytes=70, seconds=0.5)
+        await eventually(lambda: home.keeper._untold)
+        if heard is not None:
+            home.keeper.heard(heard)
+        client.socket.close()
+        await eventually(lambda: home.keeper.pids() == [])
+        home.end(attempt)
+        home.begin(attempt + 1)
+        following = await writer(home, role=keeping.RANK, attempt=attempt + 1)
+        following.say(keeping.AWAIT)
+        flights = (await following.hear())["flights"]
+        assert [flight["checkpoint"] for flight in flights] == wanted
+
+
 async def test_what_takes_too_long_is_given_up(home: Home) -> None:
     """Its writer is killed, and the reason told."""
     client = await writer(home)

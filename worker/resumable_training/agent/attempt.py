@@ -187,6 +187,8 @@ class Attempt:
         elif kind != rankwire.WARNING or self._may_warn():
             fields = {key: value for key, value in message.items() if key != "kind"}
             self._emit(kind, dict(fields, rank=number))
+            if kind in (rankwire.CHECKPOINT, rankwire.CHECKPOINT_FAILED):
+                self._context.keeper.heard(fields.get("step"))
 
     def _on_nonsense(self, message: str) -> None:
         if self._may_warn():

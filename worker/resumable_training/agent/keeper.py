@@ -37,6 +37,7 @@ class _Peer:
     inbox: Inbox
     role: str = ""  # empty until it has said hello
     attempt: int = 0
+    rank: int = -1
     slot: int = 0
     slots: int = 1
     pid: int = 0
@@ -75,6 +76,7 @@ class Keeper:
         self._ended: Dict[int, _Ended] = {}
         self._outcomes: Dict[int, List[Message]] = {}  # by attempt
         self._told: Set[int] = set()  # attempts whose outcomes a rank of a later one has heard
+        self._untold: Optional[Message] = None  # how rank 0's last save ended, of which it has not spoken
 
     # what the agent says ------------------------------------------------------------------------------
 
@@ -84,7 +86,7 @@ class Keeper:
             self._outcomes.pop(number, None)
         self._told.clear()
         self._ended = {number: ended for number, ended in self._ended.items() if ended.sessions}
-        self._attempt, self._leaders = attempt, leaders
+        self._attempt, self._leaders, self._untold = attempt, leaders, None
         if self._listener is None:
             try:
                 self._listener = _listen(self._path)
@@ -101,8 +103,15 @@ class Keeper:
         """Writers, which are no leftovers."""
         return [peer.pid for peer in self._writers()]
 
+    def heard(self, step: object) -> None:
+        """Rank 0 has told how its save of that step ended."""
+        if self._untold is not None and self._untold["step"] == step:
+            self._untold = None
+
     def end(self, attempt: int, sessions: Set[int]) -> Set[int]:
         """All ranks of the attempt are dead. Those of their sessions in which writers still live."""
+        if self._untold is not None:
+            self._keep(attempt, self._untold)
         mine = [peer for peer in self._writers() if peer.attempt == attempt]
         self._ended[attempt] = _Ended(time.monotonic(), {peer.session for peer in mine} & sessions)
         for peer in mine:
@@ -162,7 +171,7 @@ class Keeper:
             raise ValueError("process %d is not of rank %r" % (pid, rank))
         if message["role"] not in (keeping.WRITER, keeping.RANK):
             raise ValueError("role %r" % message["role"])
-        peer.attempt, peer.pid, peer.session = attempt, pid, session
+        peer.attempt, peer.rank, peer.pid, peer.session = attempt, int(rank), pid, session
         peer.slot, peer.slots = int(message["slot"]), int(message["slots"])
         peer.role = message["role"]
         self._reply(peer, {"kind": keeping.WELCOME})
@@ -227,18 +236,22 @@ class Keeper:
             self._tell(peer, message)
 
     def _tell(self, peer: _Peer, how: Message) -> None:
-        """Keep for the next attempt how a flight ended that outlived its rank."""
+        """Keep for the next attempt how a flight ended of which no rank may live to tell."""
         flight, peer.flight = peer.flight, None
         assert flight is not None
         ended = self._ended.get(peer.attempt)
-        if ended is None:
-            return  # its rank hears of it
-        waited = time.monotonic() - ended.at
+        waited = time.monotonic() - ended.at if ended is not None else 0.0
         told = {name: how.get(name) for name in ("ok", "message", "bytes", "seconds")}
         told.update(checkpoint=flight.checkpoint, step=flight.step, waited=round(waited, 3))
-        self._outcomes.setdefault(peer.attempt, []).append(told)
-        outcome = "has landed" if told["ok"] else "was given up: %s" % told["message"]
-        self._say("%s, in flight when its rank ended, %s (%.1f s)" % (flight.checkpoint, outcome, waited))
+        if ended is not None:
+            self._keep(peer.attempt, told)
+        elif peer.rank == 0:
+            self._untold = told
+
+    def _keep(self, attempt: int, told: Message) -> None:
+        self._outcomes.setdefault(attempt, []).append(told)
+        how = "has landed" if told["ok"] else "was given up: %s" % told["message"]
+        self._say("%s, in flight when its ranks ended, %s" % (told["checkpoint"], how))
 
     def _on_await(self, peer: _Peer, _: Message) -> None:
         peer.asked_at = time.monotonic()
