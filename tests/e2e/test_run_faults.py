@@ -54,6 +54,24 @@ def test_killed_rank_restarts_in_place(run: LocalRun) -> None:
     assert len(run.workers_created()) == 2
 
 
+def test_all_ranks_end_with_the_first_that_fails(run: LocalRun) -> None:
+    """Fake ranks don't notice a dead peer: whoever ended them did it because of that death, and all of them
+    before anything of the next attempt was begun."""
+    run.start_fake("--workers", "3", fake=FAKE)
+    run.until_step(15)
+    run.fault("kill-rank", "--rank", "1")
+    run.finish()
+    exits = [event for event in run.history("rank_exited") if event["attempt"] == 1]
+    begun = [event["at"] for event in run.history("assigned") if event["attempt"] == 2]
+    first, *others = sorted(exits, key=lambda event: event["at"])
+    assert (first["data"]["rank"], first["data"]["own"]) == (1, True)
+    assert [event["data"]["own"] for event in others] == [False, False]
+    assert max(event["at"] for event in others) <= min(begun)
+    ports = {event["data"]["master_port"] for event in run.history("assigned") if event["attempt"] == 2}
+    assert len(begun) == 3
+    assert len(ports) == 1
+
+
 def test_killed_worker_shrinks(run: LocalRun) -> None:
     """SIGKILL of a worker whose machine is gone: the job goes on smaller at once."""
     run.start_fake("--workers", "1:3", "--shrink-after", "60", fake=FAKE)
