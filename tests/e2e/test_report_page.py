@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,49 @@ async def test_it_fits_every_screen(
         assert all(before[1] <= after[0] + 4 for before, after in pairwise(row)), row
     await browser.screenshot(tmp_path / "page.png")
     assert (tmp_path / "page.png").stat().st_size > 40_000
+
+
+def long_and_bad() -> Life:
+    """A job that was interrupted 500 times, of which 50 are kept, with words that have no place to break."""
+    life, word = eventful(), "no-place-to-break-" * 40
+    last = life.interruptions[-1]
+    odd = {"message": word, "worker": word, "tail": (word,) * 20, "cause": "node_lost", "planned": False}
+    step = life.wall - BEGIN
+    life.interruptions = [
+        last.model_copy(update={**odd, "attempt": number + 1, "at": BEGIN + step * number / 50})
+        for number in range(50)
+    ]
+    values = {f"{number}-{'v' * 36}": 1e-30 * 10.0**number for number in range(8)}
+    life.histories = [
+        replace(history, steps=tuple(replace(each, values=values) for each in history.steps))
+        for history in life.histories
+    ]
+    return life
+
+
+@pytest.mark.parametrize(("width", "dark", "phone"), SCREENS[1:])
+async def test_the_worst_content_fits_too(
+    browser: Page, tmp_path: Path, width: int, dark: bool, phone: bool
+) -> None:
+    """500 interruptions, the longest names, evidence without a space: nothing sticks out, all that can be
+    opened being open."""
+    life = long_and_bad()
+    status = life.status(reason="y" * 1000, interruption_counts={"node_lost": 500})
+    story = tell(JobFile("n" * 63, "x" * 253, UID, BEGIN, {}), status, life.wall, None, life.histories)
+    assert story.report.endings_not_shown == 450
+    file = tmp_path / "report.html"
+    file.write_text(render(story.report, story.course, "Written today", ("z" * 500,)))
+    await browser.look(width, dark=dark, phone=phone)
+    await browser.open(file)
+    await browser.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    wide = await browser.evaluate(
+        """[...document.querySelectorAll("body *")].filter((each) => !each.closest(".skip, svg, .scroll"))
+        .filter((each) => each.getBoundingClientRect().right > screen.width + 1)
+        .map((each) => [each.tagName, each.className])"""
+    )
+    assert wide == []
+    assert await browser.evaluate("document.documentElement.scrollWidth") <= width
+    assert "500 interruptions" in await browser.evaluate("document.body.innerText")
 
 
 async def test_every_chart_has_something_in_it(browser: Page, tmp_path: Path) -> None:
