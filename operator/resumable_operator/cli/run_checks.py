@@ -11,14 +11,20 @@ from pathlib import Path
 
 import click
 
+from resumable_operator.cli.directory_store import own_places
 from resumable_operator.cli.exitcodes import UsageProblem
-from resumable_operator.cli.rundir import RunDir, is_run
+from resumable_operator.cli.rundir import RunDir, did_you_mean, is_run
 from resumable_operator.cluster.local import container_environment
 from resumable_operator.decide.assign import store_root
 from resumable_operator.errors import SpecError
 from resumable_operator.model import JobSpec
+from resumable_training.checkpoint.errors import StoreMisconfigured
+from resumable_training.checkpoint.s3 import split_url
+from resumable_training.checkpoint.stores import S3_SCHEME, is_url
 from resumable_training.checkpoint.wanted import is_own, without_serial
+from resumable_training.contract.manifest import MARKER_FILE, STORE_FILE
 
+_ALREADY = "A job that has resumed from it already goes on without the option"
 _CONTAINER = "spec.template.spec.containers[]"
 
 
@@ -65,20 +71,49 @@ def resume_source(text: str, cwd: Path) -> str:
     """What ``--resume-from`` means to ranks, which start elsewhere: a run stands for its store.
 
     Raises:
-        UsageProblem: it is a path, and there is nothing.
+        UsageProblem: it is a path, and there is nothing to resume from; or an URL that can't be one.
     """
-    if "://" in text or is_own(without_serial(text)):
+    if is_own(without_serial(text)):
+        return text
+    if is_url(text):
+        _require_bucket(text)
         return text
     path = cwd / text
-    if not path.is_dir():
+    try:
+        there = path.is_dir() if text else False  # of a variable of a shell that is not set: not this one
+    except OSError as error:
+        raise UsageProblem(f"--resume-from: {text[:200]}: {error.strerror}") from error
+    if not there:
         raise UsageProblem(
-            f"--resume-from: {text} is no step, no checkpoint's name, no URL and no directory here."
-            " A job that has resumed from it already goes on without the option"
+            f"--resume-from: {text or 'an empty name'} is no step, no checkpoint's name, no URL and no"
+            f" directory here. {_ALREADY}"
         )
     if not is_run(path):
-        return str(path)
+        return _require_checkpoint(path)
     checkpoint = RunDir(path).spec().checkpoint
-    return store_root(checkpoint) if checkpoint.s3 is not None else str(RunDir(path).checkpoints())
+    if checkpoint.s3 is not None:
+        return store_root(checkpoint)
+    return _require_checkpoint(RunDir(path).checkpoints())
+
+
+def _require_bucket(url: str) -> None:
+    try:
+        if not url.startswith(S3_SCHEME):
+            raise StoreMisconfigured(f"{url}: checkpoints lie in a directory or in {S3_SCHEME}BUCKET/PREFIX")
+        split_url(url)
+    except StoreMisconfigured as error:
+        raise UsageProblem(f"--resume-from: {error}") from error
+
+
+def _require_checkpoint(path: Path) -> str:
+    """The path of a checkpoint, or of a store: its newest is meant."""
+    if any((path / file).is_file() for file in (MARKER_FILE, STORE_FILE)):
+        return str(path)
+    inside = sorted((marker.parent for marker in path.glob(f"*/{MARKER_FILE}")), reverse=True)
+    raise UsageProblem(
+        f"--resume-from: {path} is neither a checkpoint nor a job's store"
+        f"{did_you_mean(inside or own_places(path))}. {_ALREADY}"
+    )
 
 
 def store_of(spec: JobSpec) -> Path:

@@ -62,10 +62,32 @@ def test_a_resume_point_by_its_path(run, tmp_path: Path) -> None:
     """Absolute for ranks that start elsewhere; a run stands for its store; a slip is told now."""
     checkpoint = run.path / "checkpoints" / "step-00000010.1"
     checkpoint.mkdir(parents=True)
+    (checkpoint / ".metadata").write_bytes(b"marker")
+    (run.path / "checkpoints" / "store.json").write_bytes(b"{}")
     assert resume_source(str(checkpoint.relative_to(tmp_path)), tmp_path) == str(checkpoint)
     assert resume_source(run.path.name, tmp_path) == str(run.path / "checkpoints")
     with pytest.raises(UsageProblem, match="--resume-from: runs/gtp is no step"):
         resume_source("runs/gtp", tmp_path)
+
+
+def test_nothing_to_resume_from_is_told_before_anything_starts(run, tmp_path: Path) -> None:
+    """Nothing there, no checkpoint in it, or one deeper; an URL that can't be one."""
+    copies = tmp_path / "copies"
+    for number in (1, 2):
+        (copies / f"step-0000001{number}.1").mkdir(parents=True)
+        (copies / f"step-0000001{number}.1" / ".metadata").write_bytes(b"marker")
+    for text, words in (
+        ("", "an empty name is no step"),
+        ("x" * 5000, "File name too long"),
+        (str(run.path), "checkpoints is neither a checkpoint nor a job's store"),
+        (str(copies), f"did you mean {copies}/step-00000012.1 or {copies}/step-00000011.1?"),
+        ("s3://", "--resume-from: s3:// is not of the form s3://BUCKET/PREFIX"),
+        ("gs://bucket/x", "--resume-from: gs://bucket/x: checkpoints lie in a directory or in s3://"),
+    ):
+        with pytest.raises(UsageProblem) as told:
+            resume_source(text, tmp_path)
+        assert words in str(told.value)
+        assert len(str(told.value)) < 500
 
 
 def test_the_store_of_a_run_may_be_a_bucket(bare) -> None:
