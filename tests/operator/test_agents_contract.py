@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from fake_agent import KEY, FakeAgent
@@ -13,6 +13,8 @@ from resumable_operator.agent_client import Endpoint
 from resumable_operator.agents import AgentPool
 from resumable_operator.clock import SystemClock
 from resumable_training.contract.assignment import Assignment, Request
+from resumable_training.contract.codec import from_plain, to_plain
+from resumable_training.contract.events import AgentState
 
 JOB = "local/job"
 OURS, SPOKEN = 3, (3, 2)
@@ -37,3 +39,19 @@ async def test_old_agents_are_spoken_to_in_their_version(
         await pool.request(JOB, agent.worker, Request("stop", attempt=1))
     await pool.close()
     assert [body["contract_version"] for _, _, body in agent.calls] == [expected, expected]
+
+
+def test_a_held_port_is_news_to_nobody() -> None:
+    """A state from before agents held ports tells of none; a reader from before passes over it."""
+    state = AgentState("boot", "w-0-1", attempt=3, next_port=23456)
+    plain = to_plain(state)
+
+    @dataclass(frozen=True)
+    class Before:
+        boot_id: str
+        worker: str
+        attempt: int = 0
+
+    assert from_plain(Before, plain) == Before("boot", "w-0-1", 3)
+    del plain["next_port"]
+    assert from_plain(AgentState, plain) == replace(state, next_port=0)
