@@ -16,10 +16,10 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from resumable_training.checkpoint import CheckpointEngine, TrainingState, moments
+from resumable_training.checkpoint import CheckpointEngine, TrainingState, moments, shelf
 from resumable_training.checkpoint.blocks import Blocks
 from resumable_training.checkpoint.catalog import Catalog
 from resumable_training.checkpoint.local import LocalStore
@@ -106,8 +106,12 @@ def save_wide(rank: int, world_size: int, group: Any, root: str, kind: str) -> d
     return digest(state)
 
 
-def load_wide(rank: int, world_size: int, group: Any, root: str, kind: str, attempt: int) -> dict[str, Any]:
-    """What this rank reads of the shards, and what it then has."""
+def load_wide(
+    rank: int, world_size: int, group: Any, root: str, kind: str, attempt: int, apart: bool = False
+) -> dict[str, Any]:
+    """What this rank reads of the shards, and what it then has. ``apart``: each rank on its own machine."""
+    if apart:
+        live_apart(rank)
     meter = Meter()
     meter.install()
     state = wide_state(kind, world_size)
@@ -117,6 +121,69 @@ def load_wide(rank: int, world_size: int, group: Any, root: str, kind: str, atte
     report = rank_programs.make_engine(root, rank, world_size, group, attempt=attempt).restore(state)
     assert report is not None
     return {"bytes": meter.bytes, "ranges": meter.ranges, "values": digest(state)}
+
+
+def live_apart(rank: int) -> None:
+    """As if each rank were on a machine of its own."""
+    shelf.machine = lambda: f"machine of rank {rank}"
+
+
+def forget_peak() -> None:
+    """This process's highest memory use counts from here on."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def memory(what: str) -> int:
+    """Bytes of a line of this process's status, such as VmHWM."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{what}:"))
+
+
+class Bulky(nn.Module):
+    """160 MB in 20 parameters; each is filled with its number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for number in range(20):
+            self.register_parameter(f"p{number}", nn.Parameter(torch.full((1 << 21,), float(number))))
+
+
+def bulky_state(kind: str, world_size: int) -> TrainingState:
+    model = Bulky()
+    if kind == "fsdp":
+        fully_shard(model, mesh=dist.init_device_mesh("cpu", (world_size,)))
+    return TrainingState({"model": model}, {})
+
+
+def save_bulky(rank: int, world_size: int, group: Any, root: str) -> None:
+    state = bulky_state("plain", world_size)
+    engine = rank_programs.make_engine(root, rank, world_size, group)
+    engine.restore(state)
+    assert rank_programs.save(engine, state, 1, rank).ok
+    engine.close()
+
+
+def load_bulky(
+    rank: int, world_size: int, group: Any, root: str, kind: str, attempt: int, apart: bool
+) -> dict[str, int]:
+    """Bytes beyond those of the loaded state that this rank had at once."""
+    if apart:
+        live_apart(rank)
+    state = bulky_state(kind, world_size)
+    for parameter in state.modules["model"].parameters():
+        nn.init.zeros_(parameter)
+    engine = rank_programs.make_engine(root, rank, world_size, group, attempt=attempt)
+    before = memory("VmRSS")
+    forget_peak()
+    assert engine.restore(state) is not None
+    peak = memory("VmHWM") - before
+    values = [float(_local(parameter).mean()) for parameter in state.modules["model"].parameters()]
+    assert values == [float(number) for number in range(20)]
+    return {"peak": peak}
+
+
+def _local(parameter: Any) -> torch.Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def digest(state: TrainingState) -> dict[str, float]:
@@ -137,17 +204,26 @@ class Meter:
         self._lock = threading.Lock()
 
     def install(self) -> None:
-        real = LocalStore.read
+        real, real_into = LocalStore.read, LocalStore.read_into
 
         def read(store: LocalStore, name: str, offset: int = 0, length: int | None = None) -> bytes:
             data = real(store, name, offset, length)
-            if name.endswith(".distcp"):
-                with self._lock:
-                    self.bytes += len(data)
-                    self.ranges.append((Path(name).name, offset, len(data)))
+            self._count(name, offset, len(data))
             return data
 
+        def read_into(store: LocalStore, name: str, offset: int, place: memoryview) -> int:
+            came = real_into(store, name, offset, place)
+            self._count(name, offset, came)
+            return came
+
         LocalStore.read = read  # type: ignore[method-assign]
+        LocalStore.read_into = read_into  # type: ignore[method-assign]
+
+    def _count(self, name: str, offset: int, length: int) -> None:
+        if name.endswith(".distcp"):
+            with self._lock:
+                self.bytes += length
+                self.ranges.append((Path(name).name, offset, length))
 
 
 def read_sharded(

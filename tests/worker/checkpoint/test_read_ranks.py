@@ -12,6 +12,8 @@ from rank_programs import make_state, run_ranks
 
 from resumable_training.contract.manifest import MARKER_FILE
 
+BULKY_BYTES = 20 * 4 * (1 << 21)
+SPARE_BYTES = 64 << 20
 STATE_BYTES = 3 * 4 * (2 * (1100 * 1100 + 1100) + 7 * 1100 + 7)
 
 
@@ -33,6 +35,26 @@ def test_every_byte_is_read_once_by_the_whole_job(kind: str, tmp_path: Path) -> 
         if kind == "fsdp" and world_size == 3:
             assert all(len({file for file, _, _ in rank["ranges"]}) <= 2 for rank in found)
         assert max(rank["bytes"] for rank in found) <= STATE_BYTES / world_size + 16 * 1024 * 1024
+
+
+def test_ranks_of_several_machines_send_what_they_have_read(tmp_path: Path) -> None:
+    """Where ranks do not see each other's memory each byte is still read once, and all end with all of it."""
+    root = str(tmp_path / "store")
+    saved = run_ranks(2, foreign_programs.save_wide, tmp_path, root, "ddp")[0]
+    found = run_ranks(3, foreign_programs.load_wide, tmp_path, root, "ddp", 2, True)
+    assert all(one["values"] == saved for one in found)
+    assert STATE_BYTES <= sum(rank["bytes"] for rank in found) <= 1.1 * STATE_BYTES
+
+
+def test_a_rank_holds_its_share_beside_its_state(tmp_path: Path) -> None:
+    """1/N of the checkpoint and 64 MB: on one machine and on several, replicated and sharded."""
+    root = str(tmp_path / "store")
+    run_ranks(2, foreign_programs.save_bulky, tmp_path, root)
+    cases = [(2, "plain", False), (4, "plain", False), (4, "plain", True), (2, "fsdp", False)]
+    for attempt, (world_size, kind, apart) in enumerate(cases, 2):
+        found = run_ranks(world_size, foreign_programs.load_bulky, tmp_path, root, kind, attempt, apart)
+        most = BULKY_BYTES / world_size + SPARE_BYTES
+        assert max(one["peak"] for one in found) <= most, (world_size, kind, apart)
 
 
 def test_replicas_of_shards_share_the_reading(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ import torch
 from resumable_training.checkpoint import optimizers
 from resumable_training.checkpoint.errors import StateMismatch
 from resumable_training.checkpoint.foreign import Layout, summary
+from resumable_training.checkpoint.inventory import Inventory
 from resumable_training.checkpoint.mismatch import REMEDY, Mismatch, compare
 from resumable_training.checkpoint.saved import SavedState
 from resumable_training.checkpoint.state import (
     SHARED_KEY,
     STATEFUL_PREFIX,
     TrainingState,
-    flat_modules,
     shape_of,
     stateful_key,
 )
@@ -37,22 +37,23 @@ class Fit:
             raise StateMismatch(self.mismatch.message(label, self.remedy))
 
 
-def fit(saved: SavedState, state: TrainingState, first: Mapping[str, Any], shared: Mapping[str, Any]) -> Fit:
+def fit(saved: SavedState, there: Inventory, first: Mapping[str, Any], shared: Mapping[str, Any]) -> Fit:
     """Compare. ``first``: values of parameter groups; ``shared``: our own envelope, if there is one."""
-    tracked = {key: shape_of(value) for key, value in flat_modules(state)[0].items()}
+    state = there.state
+    tracked = {key: shape_of(value) for key, value in there.values.items()}
     tracked.update({stateful_key(name): None for name in state.stateful})
     found = {key: saved.shape(key) for key in saved.described if _is_compared(key, saved, state)}
     notes: list[str] = []
     for name in filter(saved.has_optimizer, state.optimizers):
-        pairs = optimizers.compared(state, name, saved.groups(name, first), shared)
+        pairs = optimizers.compared(there, name, saved.groups(name, first), shared)
         tracked.update(pairs.tracked)
         found.update(pairs.saved)
         notes += pairs.notes
     if saved.layout is None:
-        return _with_dtypes(saved, state, Fit(compare(tracked, found, tuple(notes))))
-    notes += [*saved.layout.notes, *_numbered_shapes(saved, saved.layout, state)]
+        return _with_dtypes(saved, there, Fit(compare(tracked, found, tuple(notes))))
+    notes += [*saved.layout.notes, *_numbered_shapes(saved, saved.layout, there)]
     mismatch = compare(tracked, found, tuple(notes))
-    return _with_dtypes(saved, state, _of_strangers(saved, saved.layout, state, mismatch))
+    return _with_dtypes(saved, there, _of_strangers(saved, saved.layout, state, mismatch))
 
 
 def _is_compared(key: str, saved: SavedState, state: TrainingState) -> bool:
@@ -85,11 +86,11 @@ def _of_strangers(saved: SavedState, layout: Layout, state: TrainingState, misma
     return Fit(mismatch.without({*unused, *texts}), remedy, [word])
 
 
-def _numbered_shapes(saved: SavedState, layout: Layout, state: TrainingState) -> list[str]:
+def _numbered_shapes(saved: SavedState, layout: Layout, there: Inventory) -> list[str]:
     """State that lies under a parameter's number and can't be of the parameter with that number."""
     notes = []
     for name in layout.by_number:
-        parameters = optimizers.parameters_by_name(state, name)
+        parameters = there.parameters(name)
         for key in saved.of_optimizer(name, "state"):
             owner = str(saved.paths[key][2])
             shape, now = saved.shape(key) or (), shape_of(parameters.get(owner)) or ()
@@ -98,12 +99,12 @@ def _numbered_shapes(saved: SavedState, layout: Layout, state: TrainingState) ->
     return notes
 
 
-def _with_dtypes(saved: SavedState, state: TrainingState, found: Fit) -> Fit:
+def _with_dtypes(saved: SavedState, there: Inventory, found: Fit) -> Fit:
     if found.mismatch:
         return found
     changed = [
         f"{key} (saved {saved.described[key].properties.dtype}, now {value.dtype})"
-        for key, value in flat_modules(state)[0].items()
+        for key, value in there.values.items()
         if isinstance(value, torch.Tensor) and saved.described[key].properties.dtype != value.dtype
     ]
     if changed:

@@ -15,8 +15,9 @@ import torch
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from resumable_training.checkpoint.inventory import Inventory
 from resumable_training.checkpoint.mismatch import Shape
-from resumable_training.checkpoint.state import TrainingState, optimizer_state_dict
+from resumable_training.checkpoint.state import TrainingState
 
 _NAMES = ("params", "param_names")
 _SCHEDULED = ("lr", "initial_lr", "max_lr", "min_lr", "momentum", "max_momentum", "base_momentum")
@@ -37,30 +38,15 @@ def class_name(state: TrainingState, name: str) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def group_names(state: TrainingState, name: str) -> list[list[str]]:
-    """Names of the parameters of each group, in the order that ``Optimizer.load_state_dict`` counts them."""
-    return [list(group["params"]) for group in optimizer_state_dict(state, name)["param_groups"]]
-
-
-def parameters_by_name(state: TrainingState, name: str) -> dict[str, torch.Tensor]:
-    """Parameters of one optimizer under the names of ``group_names``."""
-    groups = state.optimizers[name].param_groups
-    return {
-        key: parameter
-        for keys, group in zip(group_names(state, name), groups, strict=True)
-        for key, parameter in zip(keys, group["params"], strict=True)
-    }
-
-
 def compared(
-    state: TrainingState, name: str, groups: Sequence[Mapping[str, Any]] | None, shared: Mapping[str, Any]
+    there: Inventory, name: str, groups: Sequence[Mapping[str, Any]] | None, shared: Mapping[str, Any]
 ) -> Compared:
     """``groups``: as saved, None when the checkpoint has no such optimizer; ``shared``: our own envelope."""
     if groups is None:
         return Compared(notes=(f"optimizer {name!r} is not in the checkpoint",))
-    tracked = group_names(state, name)
+    tracked = there.groups[name]
     saved = [list(group["params"]) for group in groups]
-    notes = _class_notes(state, name, groups, shared)
+    notes = _class_notes(there.state, name, groups, shared)
     in_both = {key for keys in saved for key in keys} & {key for keys in tracked for key in keys}
     same_names = in_both == {key for keys in (*saved, *tracked) for key in keys}
     if same_names and match_groups(tracked, saved) is None:
@@ -128,15 +114,15 @@ def place_like(parameter: torch.Tensor, saved: Any) -> torch.Tensor | None:
 
 
 def apply(
-    state: TrainingState,
+    there: Inventory,
     name: str,
     groups: Sequence[Mapping[str, Any]],
     values: Mapping[tuple[Any, ...], Any],
 ) -> list[str]:
     """Load an optimizer; returns warnings. ``values``: path below "state" (parameter, names) -> value."""
-    optimizer = state.optimizers[name]
+    optimizer = there.state.optimizers[name]
     by_parameter = _nested(values)
-    tracked = group_names(state, name)
+    tracked = there.groups[name]
     index = {key: number for number, key in enumerate(key for keys in tracked for key in keys)}
     matched = match_groups(tracked, [list(group["params"]) for group in groups]) or []
     current = optimizer.state_dict()["param_groups"]
@@ -146,7 +132,7 @@ def apply(
             "param_groups": [_merge(now, groups[m]) for now, m in zip(current, matched, strict=True)],
         }
     )
-    parameters = parameters_by_name(state, name)
+    parameters = there.parameters(name)
     for key, value in by_parameter.items():
         _keep_dtypes(optimizer.state[parameters[key]], value, parameters[key])
     pairs = [(now, groups[m]) for now, m in zip(current, matched, strict=True)]

@@ -2,7 +2,8 @@
 
 Every block that somebody needs is read by exactly one rank, compared with the manifest, and kept until all
 ranks have found theirs right. Only then are bytes handed on, and written where they belong: a rank holds its
-own share of the checkpoint beside its state, and a few pieces in flight.
+own share of the checkpoint beside its state, and a few pieces in flight. Ranks of one machine take what they
+need from each other's memory (``shelf``); others send it (``exchange``).
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from resumable_training.checkpoint.exchange import exchange
 from resumable_training.checkpoint.heads import NotPlain as NoHead
 from resumable_training.checkpoint.heads import parse_head
 from resumable_training.checkpoint.landing import WHOLE, Landing, landings
+from resumable_training.checkpoint.memory import Memory
 from resumable_training.checkpoint.moments import moment
 from resumable_training.checkpoint.ranks import Ranks
 from resumable_training.checkpoint.share import NOBODY, Numbers
+from resumable_training.checkpoint.shelf import Address, Neighbours, Shelves
 from resumable_training.checkpoint.store import Store
 from resumable_training.checkpoint.verify import DAMAGED, OK, Verdict
 
@@ -39,6 +42,18 @@ class NotWhole(Exception):
         self.verdict = verdict
 
 
+@dataclass(frozen=True)
+class _Wish:
+    """What one rank tells the others before reading.
+
+    How much of each block it wants, whether its worker remembers it, and where its shelf is.
+    """
+
+    parts: bytes
+    near: bytes
+    address: Address | None
+
+
 @dataclass
 class _Share:
     """What one rank tells the others after reading."""
@@ -46,12 +61,25 @@ class _Share:
     verdict: Verdict = field(default_factory=lambda: Verdict(OK))
     begins: dict[int, int] = field(default_factory=dict)  # item -> where its values begin in it, or WHOLE
     problems: dict[int, str] = field(default_factory=dict)  # item -> why it can't be read
+    shelved: dict[int, int] = field(default_factory=dict)  # block -> where in this rank's shelf
+    sees_all: bool = False  # it can open the shelves of all others
 
 
 class Reader:
     """Reads from one checkpoint. All ranks call each method, with templates of their own."""
 
-    def __init__(self, store: Store, name: str, catalog: Catalog, blocks: Blocks, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        catalog: Catalog,
+        blocks: Blocks,
+        ranks: Ranks,
+        memory: Memory | None = None,
+    ) -> None:
+        """``memory``: what this rank's worker still has of the checkpoint; storage has the rest."""
+        self._memory = memory or Memory()
+        self.memory_bytes = self.storage_bytes = 0  # that this rank took from there
         self._store = store
         self._name = name
         self._catalog = catalog
@@ -59,7 +87,8 @@ class Reader:
         self._ranks = ranks
         self._sizes = np.array([place.length for place in blocks.places], dtype=np.int64)
         self._owners: Numbers = np.full(len(blocks), NOBODY, dtype=np.int64)
-        self._staged: dict[int, bytes] = {}  # this rank's blocks, verified
+        self._staged: dict[int, bytes | memoryview] = {}  # this rank's blocks, verified
+        self._shelves = Shelves()
         self._held = np.zeros(len(blocks), dtype=np.bool_)  # blocks that their owners have staged
         self._begins: dict[int, int] = {}
         self._problems: dict[int, str] = {}
@@ -82,14 +111,35 @@ class Reader:
             NotWhole: damaged, or nobody can tell.
             NotPlain: a value can't be read without running what it says.
         """
-        wanted = self._ranks.together(lambda: self._landings(template, trusted))
-        self._stage(wanted, everything=last)
-        moment("load.verified")
-        self._ranks.together(lambda: self._settle(wanted))
-        self._deliver(wanted, keep=not last)
+        try:
+            wanted = self._read(template, trusted, last)
+        except BaseException:
+            self._shelves.close()
+            raise
+        if last:
+            self._shelves.close()
         values: dict[str, Any] = dict(template)
         values.update({one.item.key: one.value for one in wanted if template[one.item.key] is None})
         return values
+
+    def _read(self, template: Mapping[str, torch.Tensor | None], trusted: bool, last: bool) -> list[Landing]:
+        wanted: list[Landing] = []
+
+        def wish() -> _Wish:
+            wanted.extend(self._landings(template, trusted))
+            near = bytes(self._memory.holds(place) for place in self._blocks.places)
+            return _Wish(self._parts(wanted), near, self._shelves.address() if self._ranks.group else None)
+
+        wishes = self._ranks.agree(wish)
+        self._shelves.meet(self._ranks.rank, [one.address for one in wishes])
+        on_one_machine = self._stage(wishes, everything=last)
+        moment("load.verified")
+        needs = self._ranks.agree(lambda: self._settle(wanted))
+        if on_one_machine and self._shelves.others is not None:
+            self._take(wanted, needs[self._ranks.rank], self._shelves.others, keep=not last)
+        else:
+            self._deliver(wanted, needs, keep=not last)
+        return wanted
 
     def _landings(self, template: Mapping[str, torch.Tensor | None], trusted: bool) -> list[Landing]:
         return [
@@ -100,10 +150,12 @@ class Reader:
 
     # Read and verify --------------------------------------------------------------------------------------
 
-    def _stage(self, wanted: Sequence[Landing], *, everything: bool) -> None:
-        parts = self._gather_parts(wanted)
+    def _stage(self, wishes: Sequence[_Wish], *, everything: bool) -> bool:
+        """Read and verify. Whether all ranks can take from each other's shelves."""
+        parts, near = self._rows([one.parts for one in wishes]), self._rows([one.near for one in wishes])
         vouched = any(place.hash for place in self._blocks.places)
-        owners = share.assign(parts, self._sizes, self._owners, everything=everything and vouched)
+        everything = everything and vouched
+        owners = share.assign(parts, self._sizes, self._owners, everything=everything, near=near)
         new = np.flatnonzero((owners == self._ranks.rank) & (self._owners == NOBODY)).tolist()
         self._owners = owners
         needed: list[bool] = (parts.max(axis=0) > 0).tolist()
@@ -115,31 +167,53 @@ class Reader:
         for one in shares:
             self._begins.update(one.begins)
             self._problems.update(one.problems)
+            self._shelves.places.update(one.shelved)
+        return all(one.sees_all for one in shares)
 
-    def _gather_parts(self, wanted: Iterable[Landing]) -> share.Parts:
-        """How much of each block each rank wants, as ``share.assign`` takes it."""
+    def _rows(self, rows: Sequence[bytes]) -> share.Parts:
+        """Ranks x blocks, as ``share.assign`` takes it."""
+        table = np.array([np.frombuffer(row, np.uint8) for row in rows], dtype=np.uint8)
+        return table.reshape(len(rows), len(self._blocks))
+
+    def _parts(self, wanted: Iterable[Landing]) -> bytes:
+        """How much of each block this rank wants."""
         mine = np.zeros(len(self._blocks))
         for one in wanted:
             start, stop = one.rough
             for number in self._blocks.numbers(one.item.file, start, stop):
                 place = self._blocks.places[number]
                 mine[number] += min(stop, place.at + place.length) - max(start, place.at)
-        parts = np.ceil(share.ALL * np.minimum(mine / np.maximum(self._sizes, 1), 1)).astype(np.uint8)
-        rows = [np.frombuffer(row, np.uint8) for row in self._ranks.gather(parts.tobytes())]
-        return np.array(rows, dtype=np.uint8).reshape(len(rows), len(mine))
+        shares = np.minimum(mine / np.maximum(self._sizes, 1), 1)
+        parts: share.Parts = np.ceil(share.ALL * shares).astype(np.uint8)
+        return parts.tobytes()
 
     def _read_share(self, new: list[int], needed: Sequence[bool]) -> _Share:
         """Read this rank's blocks; stops at the first that is not right."""
+        shelf = self._shelves.own
+        if shelf is not None:
+            shelf.make_room({number: int(self._sizes[number]) for number in new if needed[number]})
 
-        def read(number: int) -> tuple[bytes, Verdict]:
-            return verify.read_block(self._store, self._name, self._blocks.places[number])
+        def read(number: int) -> tuple[bytes | memoryview, Verdict | None]:
+            place = self._blocks.places[number]
+            shelved = shelf.view(number, place.length) if shelf is not None and needed[number] else None
+            if self._memory.holds(place):
+                where = memoryview(bytearray(place.length)) if shelved is None else shelved
+                if self._memory.fill(place, where):
+                    return where, None
+            if shelved is None:
+                return verify.read_block(self._store, self._name, place)
+            return shelved, verify.read_block_into(self._store, self._name, place, shelved)
 
         for number, (data, verdict) in in_parallel(read, new, f"{self._store.location}/{self._name}"):
-            if verdict.outcome != OK:
+            if verdict is None:
+                self.memory_bytes += len(data)
+            elif verdict.outcome != OK:
                 return _Share(verdict)
+            else:
+                self.storage_bytes += len(data)
             if needed[number]:
                 self._staged[number] = data
-        result = _Share()
+        result = _Share(shelved=shelf.places if shelf else {}, sees_all=self._shelves.others is not None)
         for number in new:
             for item in self._beginning.get(number, ()) if needed[number] else ():
                 self._look_into(item, result)
@@ -165,14 +239,13 @@ class Reader:
         start, stop = item.offset, item.offset + item.around_bytes
         numbers = self._blocks.numbers(item.file, start, stop)
         if all(number in self._staged for number in numbers):
-            parts = [self._cut(number, start, stop) for number in numbers]
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+            return b"".join(self._cut(number, start, stop) for number in numbers)
         data = self._store.read(f"{self._name}/{item.file}", start, stop - start)
         if len(data) != stop - start:
             raise StorageUnavailable(f"{item.file}: {len(data)} bytes came from {start} on")
         return data
 
-    def _cut(self, number: int, start: int, stop: int) -> bytes:
+    def _cut(self, number: int, start: int, stop: int) -> bytes | memoryview:
         at = self._blocks.places[number].at
         return self._staged[number][max(0, start - at) : stop - at]
 
@@ -188,7 +261,8 @@ class Reader:
 
     # Hand on and write -----------------------------------------------------------------------------------
 
-    def _settle(self, wanted: Iterable[Landing]) -> None:
+    def _settle(self, wanted: Sequence[Landing]) -> share.Numbers:
+        """Say of each landing where its bytes begin; what this rank needs of others, for ``share``."""
         problems = []
         for one in wanted:
             if one.number in self._problems:
@@ -203,10 +277,11 @@ class Reader:
                     )
         if problems:
             raise NotPlain(f"not stored as ordinary tensors: {'; '.join(problems)}")
+        return share.rows([*self._needs(self._by_block(wanted))])
 
-    def _deliver(self, wanted: Sequence[Landing], *, keep: bool) -> None:
+    def _deliver(self, wanted: Sequence[Landing], needs: Sequence[share.Numbers], *, keep: bool) -> None:
+        """Through the process group."""
         by_block = self._by_block(wanted)
-        needs = self._ranks.gather(share.rows([*self._needs(by_block)]))
         plan = share.transfers(self._owners, needs)
         taker = _Taker(self._blocks.places, by_block)
         to_give = Counter(one.block for one in plan if one.owner == self._ranks.rank)
@@ -221,6 +296,20 @@ class Reader:
             if not keep and not to_give[block]:
                 del self._staged[block]
         exchange(plan, self._ranks, self._tensor, taker.take, done)
+        self._ranks.together(taker.check)
+
+    def _take(
+        self, wanted: Sequence[Landing], needs: share.Numbers, others: Neighbours, *, keep: bool
+    ) -> None:
+        """Each rank for itself, from its own shelf and from the others'."""
+        taker = _Taker(self._blocks.places, self._by_block(wanted))
+        for block in sorted(self._staged):
+            taker.take(block, 0, self._tensor(block))
+            if not keep:
+                del self._staged[block]
+        for block, start, stop in needs.tolist():
+            at = self._shelves.places[block] + start
+            taker.take(block, start, _tensor(others.view(int(self._owners[block]), at, stop - start)))
         self._ranks.together(taker.check)
 
     def _by_block(self, wanted: Iterable[Landing]) -> dict[int, list[Landing]]:
@@ -241,9 +330,14 @@ class Reader:
             yield number, start, stop
 
     def _tensor(self, block: int) -> torch.Tensor:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")
-            return torch.frombuffer(self._staged[block], dtype=torch.uint8)  # only read from
+        return _tensor(self._staged[block])
+
+
+def _tensor(data: bytes | memoryview) -> torch.Tensor:
+    """Only to be read from."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        return torch.frombuffer(data, dtype=torch.uint8)
 
 
 class _Taker:

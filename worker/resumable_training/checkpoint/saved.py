@@ -12,20 +12,20 @@ from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
-from resumable_training.checkpoint import optimizers, verify
+from resumable_training.checkpoint import verify
 from resumable_training.checkpoint.blocks import Blocks, in_parallel
 from resumable_training.checkpoint.catalog import Catalog
 from resumable_training.checkpoint.errors import CheckpointError, NoResumePoint
 from resumable_training.checkpoint.foreign import Layout, Saved, recognise
+from resumable_training.checkpoint.inventory import Inventory
 from resumable_training.checkpoint.marker import load_real
+from resumable_training.checkpoint.memory import Memory
 from resumable_training.checkpoint.mismatch import Shape
 from resumable_training.checkpoint.ranks import Ranks
 from resumable_training.checkpoint.read import NotWhole, Reader
 from resumable_training.checkpoint.state import (
     SHARED_KEY,
     STATEFUL_PREFIX,
-    TrainingState,
-    flat_modules,
     shape_of,
 )
 from resumable_training.checkpoint.store import Store
@@ -135,13 +135,13 @@ def _tied(live: Mapping[str, Any]) -> dict[str, str]:
 class SavedState:
     """Keys, shapes and paths of one checkpoint, and reading it. All ranks make one, and read together."""
 
-    def __init__(self, source: Source, seen: Inspection, ranks: Ranks) -> None:
+    def __init__(self, source: Source, seen: Inspection, ranks: Ranks, memory: Memory | None = None) -> None:
         """Raises NotWhole or NoResumePoint for a marker that can't be followed."""
         metadata, catalog = _understood(source, seen)
         blocks = (
             verify.blocks_of(seen.manifest) if seen.manifest else Blocks(catalog.needed_bytes(), BLOCK_BYTES)
         )
-        self._reader = Reader(source.store, source.name, catalog, blocks, ranks)
+        self._reader = Reader(source.store, source.name, catalog, blocks, ranks, memory)
         self._ranks = ranks
         self.label = source.label
         self.described: dict[str, Any] = dict(metadata.state_dict_metadata)
@@ -152,18 +152,16 @@ class SavedState:
         self.layout: Layout | None = None  # of another program's, once it is recognised
         self._trusted = self.foreign and os.environ.get(env.TRUST_PICKLES) == "1"
 
-    def recognise(self, state: TrainingState) -> None:
-        """Give the keys of another program's checkpoint the names that they have in ``state``."""
+    def recognise(self, there: Inventory) -> None:
+        """Give the keys of another program's checkpoint the names that they have in what is tracked."""
         saved = {key: Saved(self.paths[key], self.shape(key)) for key in self.described}
-        live, paths = flat_modules(state)
-        modules: dict[str, dict[str, Shape]] = {name: {} for name in state.modules}
-        for key, value in live.items():
-            modules[paths[key][0]][key.partition(".")[2]] = shape_of(value)
-        groups = {name: optimizers.group_names(state, name) for name in state.optimizers}
-        self.layout = recognise(saved, modules, groups)
-        for twin, key in _tied(live).items():  # some programs save only one of two names
+        modules: dict[str, dict[str, Shape]] = {name: {} for name in there.state.modules}
+        for key, value in there.values.items():
+            modules[there.paths[key][0]][key.partition(".")[2]] = shape_of(value)
+        self.layout = recognise(saved, modules, there.groups)
+        for twin, key in _tied(there.values).items():  # some programs save only one of two names
             if twin not in self.layout.stored and key in self.layout.stored:
-                self.layout.add(paths[twin], self.layout.stored[key])
+                self.layout.add(there.paths[twin], self.layout.stored[key])
         self.stored, self.paths = self.layout.stored, self.layout.paths
         self.described = {key: self.described[stored] for key, stored in self.stored.items()}
 
@@ -172,6 +170,11 @@ class SavedState:
         stored = {self.stored[key]: place for key, place in template.items()}
         values = self._reader.read(stored, last=last, trusted=self._trusted)
         return {key: values[self.stored[key]] for key in template}
+
+    def origins(self) -> tuple[int, int]:
+        """Bytes that all ranks together have taken from their workers' memory, and from storage."""
+        told = self._ranks.gather((self._reader.memory_bytes, self._reader.storage_bytes))
+        return sum(memory for memory, _ in told), sum(storage for _, storage in told)
 
     def shape(self, key: str) -> Shape:
         """None for what is no tensor, or a text in one."""

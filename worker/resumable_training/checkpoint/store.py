@@ -62,6 +62,13 @@ class Store(Protocol):
         """Content of a file, or ``length`` bytes of it; fewer at its end. Raises StoreNotFound."""
         ...
 
+    def read_into(self, name: str, offset: int, place: memoryview) -> int:
+        """Fill ``place`` from ``offset`` of a file on; how many bytes came, fewer at its end.
+
+        Raises StoreNotFound.
+        """
+        ...
+
     def create(self, name: str, data: bytes) -> None:
         """Write a file that must not exist, all at once or not at all. Raises StoreExists.
 
