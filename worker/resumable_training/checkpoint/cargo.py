@@ -19,6 +19,7 @@ from resumable_training.checkpoint.verify import BlockHasher
 from resumable_training.contract.manifest import BLOCK_BYTES, FileEntry
 
 _AROUND_BYTES = 1024  # of an archive, about
+_PIECE_BYTES = 1 << 18  # what a core's own cache holds: hashed twice and copied, read from memory once
 
 
 @dataclass(frozen=True)
@@ -136,12 +137,14 @@ class _Output:
         return Piece(item.offsets, item.sizes, file, begin, self.position - begin)
 
     def take(self, at: int, size: int) -> None:
-        """``size`` bytes of the arena, in blocks."""
+        """``size`` bytes of the arena, in pieces."""
         for begin in range(at, at + size, BLOCK_BYTES):
             self._look()
-            self._put(self._arena[begin : min(begin + BLOCK_BYTES, at + size)])
+            end = min(begin + BLOCK_BYTES, at + size)
+            for piece in range(begin, end, _PIECE_BYTES):
+                self._put(self._arena[piece : min(piece + _PIECE_BYTES, end)])
 
     def _put(self, data: bytes | memoryview) -> None:
-        self._stream.write(data)
         self.hasher.update(data)
+        self._stream.write(data)
         self.position += len(data)

@@ -9,6 +9,7 @@ looks at them, and the manifest has a better one for every block.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
 
@@ -51,6 +52,11 @@ def frame(dtype: str, sizes: Sequence[int], size: int) -> tuple[bytes, bytes]:
 
     ``size`` is less than 4 GiB: see ``slices.MOST_BYTES``.
     """
+    return _frame(dtype, tuple(sizes), size)
+
+
+@functools.lru_cache(maxsize=4096)  # many tensors are alike, and saves follow one another
+def _frame(dtype: str, sizes: tuple[int, ...], size: int) -> tuple[bytes, bytes]:
     before = [(f"{_PREFIX}/data.pkl", describe(dtype, sizes, size)), (f"{_PREFIX}/byteorder", b"little")]
     after = [(f"{_PREFIX}/version", b"3\n")]
     head = b""

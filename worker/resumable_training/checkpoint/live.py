@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,6 +39,14 @@ class Names(tuple[str, ...]):
         return self
 
 
+@dataclass(frozen=True)
+class _Shelf:
+    """Where several values lie side by side: names in what ``get`` returns."""
+
+    get: Callable[[], Mapping[str, Any]]
+    names: list[str]
+
+
 class Finder:
     """The places of one state dict's values."""
 
@@ -47,56 +56,76 @@ class Finder:
         Raises:
             Moved: a value is in no known place.
         """
-        places = dict(_places(state))
-        self.keys = list(values)
+        self._shelves: list[_Shelf] = []
         self._looks: list[Look] = []
-        for key, value in values.items():
-            look = places.get(paths[key]) or _group_place(state, paths[key], value)
-            if look is None or not _same(look(), value):
+        kept: list[str] = []
+        by_path = {paths[key]: key for key in values}
+        for get, places in _places(state):
+            here = {by_path.pop(path): name for path, name in places if path in by_path}
+            if here:
+                kept += here
+                self._shelves.append(_Shelf(get, list(here.values())))
+        alone = [key for key in values if key not in set(kept)]
+        for key in alone:
+            look = _group_place(state, paths[key], values[key])
+            if look is None:
                 raise Moved(key)
             self._looks.append(look)
+        self.keys = kept + alone
         self._state = state
         self._shape = _shape(state)
+        for key, value in zip(self.keys, self.find(state), strict=True):
+            if not _same(value, values[key]):
+                raise Moved(key)
 
     def find(self, state: TrainingState) -> list[Any]:
-        """The live values, in the order of the state dict. Raises Moved."""
+        """The live values, in the order of ``keys``. Raises Moved."""
         try:
             if state is not self._state or _shape(state) != self._shape:
                 raise Moved("what is tracked is something else, or has another shape")
-            return [look() for look in self._looks]
+            found: list[Any] = []
+            for shelf in self._shelves:
+                here = shelf.get()
+                found += [here[name] for name in shelf.names]
+            return found + [look() for look in self._looks]
         except (KeyError, IndexError, AttributeError) as error:
             raise Moved(str(error)) from error
 
 
-def _places(state: TrainingState) -> Iterator[tuple[Path, Look]]:
+Places = tuple[Callable[[], Mapping[str, Any]], list[tuple[Path, str]]]  # a dict, and what lies in it
+
+
+def _places(state: TrainingState) -> Iterator[Places]:
     for name, module in state.modules.items():
-        yield from ((path, look) for path, look in _module_places(name, module))
+        yield from _module_places(name, module)
     for name, optimizer in state.optimizers.items():
         yield from _optimizer_places(name, optimizer, state.owner_of(name))
 
 
-def _module_places(name: str, module: nn.Module) -> Iterator[tuple[Path, Look]]:
+def _module_places(name: str, module: nn.Module) -> Iterator[Places]:
     for prefix, part in module.named_modules(remove_duplicate=False):
         for kept in (part._parameters, part._buffers):
-            for attribute in kept:
-                key = without_wrappers(f"{prefix}.{attribute}" if prefix else attribute)
-                yield (name, key), _look_in(kept, attribute)
+            keys = {attribute: f"{prefix}.{attribute}" if prefix else attribute for attribute in kept}
+            yield (
+                _always(kept),
+                [((name, without_wrappers(key)), attribute) for attribute, key in keys.items()],
+            )
 
 
-def _look_in(kept: Mapping[str, Any], attribute: str) -> Look:
-    return lambda: kept[attribute]
+def _always(kept: Mapping[str, Any]) -> Callable[[], Mapping[str, Any]]:
+    return lambda: kept
 
 
-def _optimizer_places(name: str, optimizer: Optimizer, owner: nn.Module) -> Iterator[tuple[Path, Look]]:
+def _optimizer_places(name: str, optimizer: Optimizer, owner: nn.Module) -> Iterator[Places]:
     for key, parameter in owner.named_parameters(remove_duplicate=False):
-        for attribute in optimizer.state.get(parameter, {}):
-            path = (name, "state", without_wrappers(key), attribute)
-            yield path, _look_in_state(optimizer, parameter, attribute)
+        path = (name, "state", without_wrappers(key))
+        here = optimizer.state.get(parameter, {})
+        yield _state_of(optimizer, parameter), [((*path, attribute), attribute) for attribute in here]
 
 
-def _look_in_state(optimizer: Optimizer, parameter: torch.Tensor, attribute: str) -> Look:
+def _state_of(optimizer: Optimizer, parameter: torch.Tensor) -> Callable[[], Mapping[str, Any]]:
     # The dict itself may be replaced, and asking it for a missing key would add that.
-    return lambda: optimizer.state.get(parameter, {})[attribute]
+    return lambda: optimizer.state.get(parameter, {})
 
 
 def _group_place(state: TrainingState, path: Path, value: Any) -> Look | None:

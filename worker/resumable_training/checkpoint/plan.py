@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -24,6 +25,7 @@ from resumable_training.checkpoint.live import local
 from resumable_training.checkpoint.marking import Path
 
 ALIGNMENT = 64
+_SHAPE_OF, _DTYPE_OF = attrgetter("shape"), attrgetter("dtype")
 
 
 class Unsupported(Exception):
@@ -46,20 +48,22 @@ class Agreed:
 class Looks:
     """How tensors were when the plan was made, one list for each side of it, so that comparing is quick."""
 
-    kinds: list[bool]  # whether it is a DTensor
     shapes: list[torch.Size]
-    local_shapes: list[torch.Size]
     dtypes: list[torch.dtype]
+    sharded: list[bool]  # whether it is a DTensor; empty where none is
+    local_shapes: list[torch.Size]  # empty where none is
     placements: list[tuple[object, ...]]  # of DTensors
 
     @staticmethod
     def at(tensors: Sequence[torch.Tensor]) -> Looks:
-        parts = [local(tensor) for tensor in tensors]
+        shapes, dtypes = list(map(_SHAPE_OF, tensors)), list(map(_DTYPE_OF, tensors))
+        if not any(issubclass(kind, DTensor) for kind in set(map(type, tensors))):
+            return Looks(shapes, dtypes, [], [], [])
         return Looks(
+            shapes,
+            dtypes,
             [isinstance(tensor, DTensor) for tensor in tensors],
-            [tensor.shape for tensor in tensors],
-            [part.shape for part in parts],
-            [part.dtype for part in parts],
+            [local(tensor).shape for tensor in tensors],
             [tensor.placements for tensor in tensors if isinstance(tensor, DTensor)],
         )
 
