@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import monitoring
 import pytest
 import yaml
 from fleet_dashboard import fleet_dashboard
+from grafana_foundation_sdk.cog import plugins
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from job_dashboard import job_dashboard
 from monitoring import DASHBOARDS, IN_CHART, MONITORING, PanelQuery
 
@@ -31,6 +35,28 @@ def test_committed_is_generated(name: str) -> None:
 def test_the_chart_has_the_same(name: str) -> None:
     """The chart's copies are the files of deploy/monitoring."""
     assert (IN_CHART / name).read_bytes() == (MONITORING / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_nothing_is_unknown_to_grafanas_own_types(name: str) -> None:
+    """Read into the types that are generated from Grafana's schema, and written again, all of it is there: no
+    field is misspelt or in the wrong place. Only defaults may be added."""
+    made = monitoring.dashboard(name)
+    plugins.register_default_plugins()
+    again = json.loads(json.dumps(Dashboard.from_json(made), cls=JSONEncoder))
+    assert list(_missing(made, again)) == []
+
+
+def _missing(one: Any, other: Any, where: str = "") -> Iterator[str]:
+    """Places of ``one`` that ``other`` lacks, or has another value at."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key, value in one.items():
+            yield from _missing(value, other.get(key), f"{where}.{key}")
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for number, (mine, its) in enumerate(zip(one, other, strict=True)):
+            yield from _missing(mine, its, f"{where}[{number}]")
+    elif one != other:
+        yield where
 
 
 def test_rows_of_the_job() -> None:
