@@ -15,11 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from world import World
 
+from resumable_operator import metrics
 from resumable_operator.decide.actions import Plan
 from resumable_operator.decide.ledger import age_ms, milliseconds, phases_at
-from resumable_operator.decide.observation import Observation, Worker
+from resumable_operator.decide.observation import Job, Observation, Worker
 from resumable_operator.decide.plan import decide
-from resumable_operator.model import JobStatus
+from resumable_training.contract import metrics as names
 
 SPEC: dict[str, Any] = {
     "workers": {"replicas": 3, "min": 1, "max": 3},
@@ -53,7 +54,7 @@ class Move:
     """A fault of one place (or none), then a life of so many ticks.
 
     ``crash_after``: the operator dies after so many effects of its next pass; the next one's clock is
-    ``step_seconds`` off the last one's.
+    ``step_seconds`` off the last one's, and takes events for ``late_seconds`` later than they were.
     """
 
     fault: str
@@ -61,6 +62,7 @@ class Move:
     ticks: int
     crash_after: int | None
     step_seconds: float
+    late_seconds: float
     duplicates: bool
 
 
@@ -72,6 +74,7 @@ moves = st.lists(
         st.integers(1, 12),
         st.none() | st.integers(0, 4),
         st.sampled_from([0.0, 0.0, -0.5, -20.0, -7200.0, 3.0]),
+        st.sampled_from([0.0, 0.05, 0.4, 2.0]),
         st.booleans(),
     ),
     max_size=12,
@@ -83,7 +86,7 @@ class SteppingWorld(World):
 
     def __init__(self, chance: Random) -> None:
         super().__init__(SPEC, steps=10_000, save_every=7)
-        self.now, self.offset = 1_000_000.0, 0.0
+        self.now, self.offset, self.late = 1_000_000.0, 0.0, 0.0
         self._chance = chance
 
     @property
@@ -93,7 +96,7 @@ class SteppingWorld(World):
     def observation(self, duplicates: bool = False) -> Observation:
         seen = super().observation(duplicates)
         by = self.offset
-        events = [replace(timed, at=timed.at + by) for timed in seen.events]
+        events = [replace(timed, at=min(self.clock, timed.at + by + self.late)) for timed in seen.events]
         self._chance.shuffle(events)
         return replace(
             seen,
@@ -134,6 +137,7 @@ class SteppingWorld(World):
     def restart(self, move: Move) -> None:
         self.restart_operator()
         self.offset += move.step_seconds
+        self.late = move.late_seconds
 
     def inflict(self, move: Move) -> None:
         names = sorted(name for name, agent in self.agents.items() if agent.place == move.place)
@@ -152,21 +156,21 @@ class SteppingWorld(World):
                 getattr(self, fault)(names[-1])
 
 
-def counters(status: JobStatus) -> dict[str, int]:
-    """Everything that is exported as a counter."""
-    ledger = status.ledger
-    groups: dict[str, Mapping[str, int]] = {
-        "phase": ledger.phases,
-        "gpu": ledger.gpu_phases,
-        "ending": status.interruption_counts,
-        "stage": status.recovery.stage_ms,
-        "resize": status.resizes,
-    }
-    found = {f"{group} {name}": value for group, values in groups.items() for name, value in values.items()}
+def counters(job: Job, now: float) -> dict[str, float]:
+    """Everything that is exported as a counter, and what must not shrink either."""
+    found: dict[str, float] = {}
+    for family in metrics.JOB_FAMILIES:
+        if family.name.endswith("_total"):
+            values = family.values(job, now)
+            assert values is not None
+            by_word = values if isinstance(values, Mapping) else {"": values}
+            found |= {f"{family.name} {word}": value for word, value in by_word.items()}
+    assert found[f"{names.RECOVERIES_TOTAL} "] <= sum(
+        found[f"{names.INTERRUPTIONS_TOTAL} {cause}"] for cause in names.INTERRUPTION_CAUSES
+    )
+    ledger = job.status.ledger
     return found | {
-        "rework": ledger.rework_steps,
-        "attempt": status.attempt.number,
-        "high water": status.high_water_samples,
+        "high water": job.status.high_water_samples,
         "age": ledger.settled_at - ledger.started_at,
     }
 
@@ -176,7 +180,7 @@ def counters(status: JobStatus) -> dict[str, int]:
 def test_phases_sum_to_the_age_and_counters_never_run_backwards(history: list[Move], seed: int) -> None:
     """To the millisecond, after every write, in every order, over every death of an operator."""
     world = SteppingWorld(Random(seed))
-    before = counters(world.job.status)
+    before = counters(world.job, world.clock)
     for move in history:
         world.inflict(move)
         for tick in range(move.ticks):
@@ -185,7 +189,7 @@ def test_phases_sum_to_the_age_and_counters_never_run_backwards(history: list[Mo
             world.tick()
 
 
-def check(world: SteppingWorld, before: dict[str, int]) -> dict[str, int]:
+def check(world: SteppingWorld, before: dict[str, float]) -> dict[str, float]:
     """The promises about what is stored; returns its counters."""
     ledger = world.job.status.ledger
     assert sum(ledger.phases.values()) == ledger.settled_at - ledger.started_at
@@ -195,8 +199,11 @@ def check(world: SteppingWorld, before: dict[str, int]) -> dict[str, int]:
     assert sum(shown.values()) == age_ms(ledger, now)
     if world.job.status.started_at is not None:
         assert age_ms(ledger, now) == max(now, ledger.settled_at) - ledger.started_at
-    after = counters(world.job.status)
-    assert all(after.get(name, 0) >= value for name, value in before.items())
+    after = counters(world.job, world.clock)
+    assert {name: value for name, value in before.items() if after[name] < value} == {}
+    for ending in world.job.status.interruptions:
+        assert ending.recover_seconds is None or ending.recover_seconds >= 0
+        assert all(seconds >= 0 for seconds in (ending.stages or {}).values())
     return after
 
 
