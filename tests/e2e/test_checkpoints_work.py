@@ -10,7 +10,7 @@ import pytest
 import torch
 from local_run import rtj
 from moments import Wish
-from training_run import TrainingRun
+from training_run import TrainingRun, assert_same
 
 from resumable_training.contract.manifest import checkpoint_name as name
 from resumable_training.data.audit import read_records
@@ -49,3 +49,29 @@ def test_roll_back_copy_and_export(training: TrainingRun, tmp_path: Path) -> Non
     weights = torch.load(tmp_path / "m.pt", weights_only=True)
     wanted = training.result()["weights"]
     assert {name: value.flatten().tolist() for name, value in weights.items()} == wanted
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_a_fork_goes_on_as_its_source_did(training: TrainingRun, tmp_path: Path) -> None:
+    """`rtj run --resume-from`: bit for bit, into a store of its own; the source is only read.
+
+    The same command line is granted the wish once, and a slip is told before anything starts.
+    """
+    training.start_tiny(steps=12, save_every=6)
+    training.finish()
+    before = files(training.store)
+    (tmp_path / "fork").mkdir()
+    with TrainingRun(tmp_path / "fork") as fork:
+        for _ in range(2):
+            fork.start_tiny("--resume-from", str(training.store / name(6, 1)), steps=12, save_every=3)
+            fork.finish()
+        assert_same(fork.result(), training.result())
+        parents = [record.parent for record in read_records(fork.store)]
+        assert parents == [str(training.store / name(6, 1))]
+    assert files(training.store) == before
+    slip = rtj("run", "--dir", str(tmp_path / "none"), "--resume-from", str(tmp_path), "train.py")
+    assert (slip.returncode, "is neither a checkpoint nor a job's store" in slip.stderr) == (2, True)
+    assert not (tmp_path / "none").exists()
