@@ -157,10 +157,18 @@ def checkpoints_at(
     yield bucket_of_run(Path(name), environment) or DirectoryStore(Path(name))
 
 
+def is_directory(path: Path) -> bool:
+    """Whether it is one; what can't be one, such as a name that is too long, is none."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def _require_directory(name: str, what: str) -> None:
     if not name:  # a variable of a shell that is not set: Path("") would be this directory
         raise UsageProblem(f"the name is empty: give {what}")
-    if Path(name).is_dir():
+    if is_directory(Path(name)):
         return
     from resumable_operator.cli.rundir import meant_instead
 

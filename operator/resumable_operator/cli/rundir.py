@@ -89,8 +89,12 @@ class RunDir:
             return None
         try:
             return JobStatus.model_validate(_read_json(path)["status"])
-        except (KeyError, TypeError, ValidationError) as error:
-            raise UsageProblem(f"{path} does not hold a status: {error}") from error
+        except ValidationError as error:
+            wrong = error.errors(include_url=False)[0]
+            where = ".".join(map(str, wrong["loc"])) or "status"
+            raise UsageProblem(f"{path} does not hold a status: {where}: {wrong['msg']}") from error
+        except (KeyError, TypeError) as error:
+            raise UsageProblem(f"{path} does not hold a status") from error
 
     def written_status(self) -> JobStatus:
         """The newest status written.

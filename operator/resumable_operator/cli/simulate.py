@@ -21,7 +21,7 @@ from resumable_operator.cli.document import read_document, unreadable
 from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.numbers import Number
 from resumable_operator.cli.output import make_console
-from resumable_operator.cli.place import Place, cluster_options
+from resumable_operator.cli.place import Place, cluster_options, is_directory
 from resumable_operator.cli.simulate_input import AXES, MACHINE_MTBF, Wish, cells_of, read_trace
 from resumable_operator.cli.simulate_measured import Measured, measured_of, not_measured
 from resumable_operator.cli.simulate_view import as_csv, plain, render
@@ -152,7 +152,7 @@ def simulate_command(
     if plot is not None and plot.suffix.lower() != ".svg":
         raise UsageProblem(f"--plot draws SVG: '{plot}' must end in .svg")
     for target in filter(None, (csv, plot)):
-        if not target.parent.is_dir():
+        if not is_directory(target.parent):
             raise UsageProblem(f"cannot write {target}: no such directory")
     measured = _measured(from_run, place, with_job=job is not None)
     given = {name: value for name, value in values.items() if value is not None}

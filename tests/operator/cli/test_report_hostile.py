@@ -230,3 +230,76 @@ def test_thousands_of_attempts_make_a_page_that_can_be_opened(run) -> None:
         )
         assert coarse == pytest.approx(exact, abs=0.01 * course.age)
     assert drawn.points[-1] == course.points[-1]
+
+
+NAMES = {
+    "empty": ("", "the name is empty"),
+    "too long": ("x" * 5000, "no such directory"),
+    "with a zero": ("run\0", "no such directory"),
+    "written from right to left": ("\u202enur", "no such directory"),
+    "a file": ("run/status.json", "no such directory"),
+}
+
+
+@pytest.mark.parametrize("command", ["report", "status"])
+@pytest.mark.parametrize(("name", "told"), NAMES.values(), ids=NAMES)
+def test_names_that_are_no_run(
+    run, rtj, monkeypatch: pytest.MonkeyPatch, command: str, name: str, told: str
+) -> None:
+    """A usage error in words, never a trace."""
+    monkeypatch.chdir(run.path.parent)
+    result = rtj(command, name)
+    assert result.exit_code == 2
+    assert told in result.output
+
+
+@pytest.mark.parametrize("target", ["/", "no/such/place.html", "/dev/full", "x" * 5000])
+def test_a_page_that_can_not_be_written(run, rtj, target: str) -> None:
+    """Says so, and why."""
+    result = rtj("report", run.path, "--html", target)
+    assert result.exit_code == 2
+    assert "can't write" in result.output
+
+
+ODD_FILES = (
+    b"",
+    b"\0" * 100,
+    b"{",
+    b"[1]",
+    b"null",
+    b"\xff\xfe",
+    b'{"status":null}',
+    b'{"status":{"step":NaN}}',
+)
+
+
+@pytest.mark.parametrize("content", ODD_FILES)
+@pytest.mark.parametrize("file", ["status.json", "job.json"])
+def test_files_that_are_not_what_they_should_be_are_named(run, rtj, file: str, content: bytes) -> None:
+    """In one line, in every way to look at a run."""
+    (run.path / file).write_bytes(content)
+    for words in (("report",), ("report", "--html", "-"), ("status",), ("status", "--watch")):
+        result = rtj(words[0], run.path, *words[1:], columns=1000)
+        assert result.exit_code == 2
+        assert file in result.output
+        assert len(result.output.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("columns", [1, 5, 10_000])
+def test_terminals_of_any_width(run, rtj, columns: int) -> None:
+    """Something comes out."""
+    for command in ("report", "status"):
+        assert rtj(command, run.path, columns=columns).exit_code == 0
+
+
+def test_a_name_with_markup_in_it_is_text(run, rtj, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the page it is shown; as the name of a file it is refused in words."""
+    job = json.loads((run.path / "job.json").read_text())
+    job["name"] = "</script><img src=x onerror=alert(1)>\"'\n\u202e" + "x" * 5000
+    (run.path / "job.json").write_text(json.dumps(job))
+    text = rtj("report", run.path, "--html", "-").output
+    Whole(text)
+    assert "<img" not in text
+    assert rtj("report", run.path).exit_code == 0
+    monkeypatch.chdir(run.path)
+    assert rtj("report", run.path, "--html", "").exit_code == 2
