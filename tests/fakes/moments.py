@@ -3,7 +3,7 @@
 A test puts wishes into the environment (``environment_for``); the training script calls ``arm()`` before
 ``rt.start()``, which wraps the library's own functions, also in the rank's checkpoint writer, and ``reach()``
 at moments of its own. A wish is granted once: the rank notes that it is there (a file), and then kills itself
-or waits. At a moment of a save it is the writer that waits, or kills its rank, with which it dies.
+or waits. At a moment of a save it is the writer that waits, or kills its rank and then itself.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ DIRECTORY = "TINY_MOMENTS"
 KILL = "kill"  # SIGKILL to the rank
 WAIT = "wait"  # until the test lets it go
 DRAIN = "drain"  # wait until it knows that it is to drain
+KILL_RANK = "kill-rank"  # a writer: its rank dies, and it goes on
 
 # Moments in the order of an attempt.
 RENDEZVOUS = "rendezvous"  # before it says that it is there
@@ -93,12 +94,17 @@ def reach(moment: str) -> None:
 
 
 def _grant(wish: Wish, directory: Path) -> None:
+    if wish.action == KILL_RANK:
+        assert _rank is not None
+        wish.note(directory).touch()
+        os.kill(_rank, signal.SIGKILL)
+        return
     half = wish.note(directory).with_suffix(".half")
     half.write_text(" ".join(_half_checkpoints()))
     wish.note(directory).touch()
     if wish.action == KILL:
         os.kill(_rank or os.getpid(), signal.SIGKILL)
-        signal.pause()
+        os.kill(os.getpid(), signal.SIGKILL)
     while not (wish.note(directory).with_suffix(".go").exists() or (wish.action == DRAIN and _drains())):
         time.sleep(0.01)
     half.unlink()  # it goes on and may complete it

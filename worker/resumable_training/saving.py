@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -287,6 +287,11 @@ class Saver:
             self.restore_data(data)
         self._check_learning_rates()
         self._restore_rng(self.restored_per_rank.get(_RNG))
+        if report.landed is not None:
+            blocking_ms = round((self._measured_blocking or 0.0) * 1000)  # nobody knows what this one cost
+            landed = replace(report.landed, blocking_ms=blocking_ms)
+            session.report(rankwire.CHECKPOINT, **self._checkpoint_event(landed))
+            session.say(f"checkpoint {landed.name}, in flight when the attempt before ended, has landed")
         session.report(rankwire.RESTORED, **_restored_event(report))
         session.say(_restored_line(report))
 
@@ -351,9 +356,15 @@ def _restored_event(report: RestoreReport) -> dict[str, Any]:
         "record": report.record,
         "seconds": report.seconds,
         "fallback": [asdict(passed) for passed in report.fallback],
+        "memory_bytes": report.memory_bytes,
+        "storage_bytes": report.storage_bytes,
     }
 
 
 def _restored_line(report: RestoreReport) -> str:
     passed = "".join(f"; passed over {item.checkpoint}: {item.why}" for item in report.fallback)
-    return f"restored step {report.step} from {report.checkpoint} in {report.seconds:.2f} s{passed}"
+    where = ""
+    if report.memory_bytes:
+        parts = f"{report.memory_bytes / 1e6:.1f} MB", f"{report.storage_bytes / 1e6:.1f} MB"
+        where = f" ({parts[0]} of it from this job's memory, {parts[1]} from storage)"
+    return f"restored step {report.step} from {report.checkpoint} in {report.seconds:.2f} s{where}{passed}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from campaign_programs import HOME, KEEP_LAST, SAVES, Death, Told, life, run_attempt
+from campaign_programs import HOME, KEEP_LAST, SAVES, Death, Home, Told, a_home, life, run_attempt
 from rank_programs import full_values, make_state, train
 from test_async import eventually
 from test_ranks import assert_same
@@ -30,6 +30,7 @@ WITHOUT_A_WRITER = {"commit", "sweep"}  # modules that a synchronous save passes
 OF_RANK_0 = {"save.gather"}
 OF_OTHERS = {"save.stored"}
 NEXT_SIZE = {1: 2, 2: 4, 4: 1}  # of the next attempt; with these, means of equal gradients are exact
+AFTER_GATHER = {"save.manifest", "save.guard", "save.marker", "save.history", "save.committed"}
 COMMITTED = {"save.history", "save.committed", "save.landed", "retain.marker", "retain.data"}
 
 
@@ -85,6 +86,30 @@ MORE = [
 ]
 
 
+# Of ranks alone, where an agent keeps what outlives them, and when all ranks have copied.
+LANDING = [
+    Death("save.claim", rank_alone=True),
+    Death("save.write", 1, world_size=2, rank_alone=True),
+    Death("save.stored", 1, world_size=2, rank_alone=True),
+    Death("save.marker", 0, world_size=2, rank_alone=True),
+]
+# Also there: a rank that has not given its copy away, and a writer that dies while its rank lives.
+LOST = [
+    Death("save.copied", 0, whole_machine=False, world_size=2),
+    Death("save.copied", 1, whole_machine=False, world_size=2),
+    Death("save.written", 1, whole_machine=False, world_size=2),
+]
+
+
+def every_landing() -> Iterator[Death]:
+    """The product, where it is sure that all ranks have copied: the others die a moment later."""
+    for label in MOMENTS:
+        if label.startswith("save.") and MOMENTS[label] not in RANKS_OWN:
+            yield from (Death(label, rank, rank_alone=True) for rank in victims(label, 1))
+        if label in AFTER_GATHER:
+            yield from (Death(label, 0, world_size=size, rank_alone=True) for size in (2, 4))
+
+
 def test_the_code_has_moments_of_every_kind() -> None:
     """None is read where there are none; each is met by default, and its dead ranks do come to it."""
     assert {label.partition(".")[0] for label in MOMENTS} == {"save", "retain", "load"}
@@ -93,6 +118,7 @@ def test_the_code_has_moments_of_every_kind() -> None:
     assert MOMENTS.keys() > OF_RANK_0 | OF_OTHERS | COMMITTED
     assert {hardest(label).moment for label in MOMENTS} == MOMENTS.keys()
     assert {str(death) for death in MORE} < {str(death) for death in every_death()}
+    assert MOMENTS.keys() > AFTER_GATHER
 
 
 @cache
@@ -104,16 +130,23 @@ def values_at(step: int) -> dict[str, Any]:
 
 
 class Campaign:
-    """One store, its attempts, and the death of one of them."""
+    """One store, its attempts, and the death of one of them; ``home``: what keeps what outlives ranks."""
 
-    def __init__(self, directory: Path, death: Death) -> None:
-        self.directory, self.death = directory, death
+    def __init__(self, directory: Path, death: Death, home: Home | None = None) -> None:
+        self.directory, self.death, self.home = directory, death, home
         self.root, self.note = directory / "store", directory / "died"
 
     def attempt(self, number: int, *, dies: bool = False, world_size: int | None = None) -> list[Told]:
         death = self.death if dies else None
         world_size = world_size or self.death.world_size
-        return run_attempt(world_size, life, self.directory, str(self.root), str(self.note), number, death)
+        paths = str(self.root), str(self.note)
+        if self.home is None:
+            return run_attempt(world_size, life, self.directory, *paths, number, death, None)
+        self.home.begin(number, world_size)
+        try:
+            return run_attempt(world_size, life, self.directory, *paths, number, death, self.home.path)
+        finally:
+            self.home.end(number)
 
     @property
     def store(self) -> LocalStore:
@@ -148,10 +181,14 @@ def lived_store(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Pat
 
 
 def play(
-    directory: Path, death: Death, lived_store: Callable[[int], Path], next_size: int | None = None
+    directory: Path,
+    death: Death,
+    lived_store: Callable[[int], Path],
+    next_size: int | None = None,
+    home: Home | None = None,
 ) -> None:
     """An attempt dies of it; the next one finds the right step and values, and leaves a clean store."""
-    campaign = Campaign(directory, death)
+    campaign = Campaign(directory, death, home)
     if death.moment.startswith("load."):
         expected, number = die_loading(campaign, lived_store(death.world_size)), 3
     else:
@@ -166,6 +203,8 @@ def play(
         assert_same(told.restored, values_at(expected))
         assert told.saved == dict.fromkeys(range(expected + 1, expected + SAVES + 1), True)
         assert_same(told.values, values_at(expected + SAVES))
+        memory, storage = told.origins
+        assert (memory > 0, storage > 0) == (death.rank_alone, not death.rank_alone)
     clean(campaign, expected + SAVES, number)
 
 
@@ -175,8 +214,11 @@ def die_saving(campaign: Campaign) -> int:
     campaign.note.touch()
     told = campaign.attempt(1, dies=True)
     assert campaign.note.exists(), "nothing died"
-    expected = SAVES if death.moment in COMMITTED else SAVES - 1
-    committed = (campaign.root / f"step-{SAVES:08d}.1" / ".metadata").exists()
+    expected = SAVES if death.moment in COMMITTED or death.rank_alone else SAVES - 1
+    marker = campaign.root / f"step-{SAVES:08d}.1" / ".metadata"
+    if death.rank_alone:
+        eventually(marker.exists)
+    committed = marker.exists()
     assert committed == (expected == SAVES)
     alone = not death.whole_machine and death.asynchronous and MOMENTS[death.moment] not in RANKS_OWN
     assert bool(told) == alone, "a rank must live on exactly if its writer alone has died"
@@ -221,6 +263,27 @@ def clean(campaign: Campaign, step: int, record: int) -> None:
 def test_the_next_attempt_goes_on(death: Death, tmp_path: Path, lived_store: Callable[[int], Path]) -> None:
     """From the save if its marker is there, else from the one before: bit for bit, and nothing is left."""
     play(tmp_path, death, lived_store)
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    with a_home(monkeypatch) as home:
+        yield home
+
+
+@pytest.mark.parametrize("death", [*LANDING, *LOST], ids=str)
+def test_what_is_copied_lands(
+    death: Death, tmp_path: Path, lived_store: Callable[[int], Path], home: Home
+) -> None:
+    """A save whose ranks died is committed and resumed; one that lost a part is given up without a wait."""
+    play(tmp_path, death, lived_store, home=home)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("death", list(every_landing()), ids=str)
+def test_every_landing(death: Death, tmp_path: Path, lived_store: Callable[[int], Path], home: Home) -> None:
+    """The product of moments and sizes; the next attempt has another size."""
+    play(tmp_path, death, lived_store, next_size=NEXT_SIZE[death.world_size], home=home)
 
 
 @pytest.mark.soak

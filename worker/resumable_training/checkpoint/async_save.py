@@ -25,15 +25,16 @@ from typing import Any
 from resumable_training.checkpoint import cargo, meeting
 from resumable_training.checkpoint.arena import NoArena
 from resumable_training.checkpoint.errors import StorageUnavailable, Superseded
+from resumable_training.checkpoint.keeper import RankLink
 from resumable_training.checkpoint.plan import Unsupported
 from resumable_training.checkpoint.ranks import Ranks
 from resumable_training.checkpoint.reports import SaveReport
 from resumable_training.checkpoint.save import SaveTask, SynchronousSaver
 from resumable_training.checkpoint.snapshot import Snapshot
 from resumable_training.checkpoint.store import Store
-from resumable_training.checkpoint.wire import Message
 from resumable_training.checkpoint.writer import READY_SECONDS, WriterDied, WriterProcess
 from resumable_training.contract.codec import to_plain
+from resumable_training.contract.framing import Message
 
 _OVERLAP_SECONDS = 5.0  # this rank's writer may still be at a save that has landed on rank 0
 _WAIT_SECONDS = 0.5
@@ -53,14 +54,20 @@ class _Flight:
 class AsynchronousSaver:
     """See the head of this file. Where it can't be done, saves are synchronous, and that is said once."""
 
-    def __init__(self, store: Store, ranks: Ranks, host: str, warn: Callable[[str], None]) -> None:
-        """``host``: rank 0's address, at which the other ranks' writers reach rank 0's."""
+    def __init__(
+        self, store: Store, ranks: Ranks, host: str, warn: Callable[[str], None], keeper: RankLink
+    ) -> None:
+        """``host``: rank 0's address, at which the other ranks' writers reach rank 0's.
+
+        ``keeper``: holds the arenas of the attempt before.
+        """
         self._store = store
         self._ranks = ranks
         self._host = host
         self._warn = warn
         self._synchronous: SynchronousSaver | None = None
-        self._snapshot = Snapshot(ranks)
+        self._keeper = keeper
+        self._snapshot = Snapshot(ranks, keeper)
         self._agreed = False
         self._process: WriterProcess | None = None
         self._listener: socket.socket | None = None
@@ -124,6 +131,7 @@ class AsynchronousSaver:
         if self._ranks.rank == 0:
             self._warn(f"{why}: each save stops training until it is stored")
         self._synchronous = SynchronousSaver(self._store, self._ranks, self._warn)
+        self._keeper.free()
         if self._process is not None:
             self._process.kill()
             self._process = None
@@ -194,8 +202,9 @@ class AsynchronousSaver:
         flight = self._flight
         if flight is None or flight.message is None or not self._snapshot.copied():
             return
+        assert self._snapshot.arena is not None
         message, flight.message = flight.message, None
-        self._tell(message)
+        self._tell({**message, "seal": self._snapshot.arena.seal()})
 
     def _tell(self, message: Message) -> None:
         """Send. A writer that is found dead here had nothing to do: another one gets the message.

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -28,8 +29,10 @@ from resumable_training.checkpoint.errors import (
 from resumable_training.checkpoint.fence import Fence
 from resumable_training.checkpoint.fitness import Needs
 from resumable_training.checkpoint.footprint import state_bytes
+from resumable_training.checkpoint.keeper import Flight, RankLink
 from resumable_training.checkpoint.listing import Survey, survey
 from resumable_training.checkpoint.load import Loaded, Loader
+from resumable_training.checkpoint.memory import Memory, remember
 from resumable_training.checkpoint.moments import moment
 from resumable_training.checkpoint.preflight import preflight
 from resumable_training.checkpoint.ranks import Ranks
@@ -102,9 +105,10 @@ class CheckpointEngine:
         self._identity: StoreIdentity | None = None
         self._record: Record | None = None
         self._known_records: dict[int, Record] = {}
+        self._keeper = RankLink(rank)
         self._saver: Saver = SynchronousSaver(self._store, self._ranks, warn)
         if host is not None:
-            self._saver = AsynchronousSaver(self._store, self._ranks, host, warn)
+            self._saver = AsynchronousSaver(self._store, self._ranks, host, warn, self._keeper)
         self._failed_saves = 0
         self._committed: SaveReport | None = None
         self._finished: SaveReport | None = None  # as _committed, or one that failed
@@ -132,6 +136,7 @@ class CheckpointEngine:
     def restore(self, state: TrainingState) -> RestoreReport | None:
         """Load the newest verified checkpoint on the chain and append this attempt's record.
 
+        Before it chooses it waits for what an older attempt's writers on its workers still store.
         None: there was nothing to resume from, and starting from nothing is right.
 
         Raises:
@@ -144,11 +149,12 @@ class CheckpointEngine:
         started = time.monotonic()
         fallback: list[Fallback] = []
         pauses = list(self._retry_seconds)
+        flights = self._await_flights()
         while True:
             try:
                 report = self._restore_once(state, fallback, started)
                 self._saver.await_ready()
-                return report
+                return report and replace(report, landed=_landed(report, flights))
             except _ChooseAgain:
                 continue
             except StorageUnavailable as error:
@@ -156,6 +162,13 @@ class CheckpointEngine:
                     raise
                 self._say(f"{error}; trying again")
                 time.sleep(pauses.pop(0))
+
+    def _await_flights(self) -> list[Flight]:
+        """No writer of an older attempt is left on any worker of this one; how their saves ended."""
+        told = [one for mine in self._ranks.gather(self._keeper.await_flights()) for one in mine]
+        for line in dict.fromkeys(_lost_line(one) for one in told if not one.ok):
+            self._say(line)
+        return told
 
     def _restore_once(
         self, state: TrainingState, fallback: list[Fallback], started: float
@@ -222,9 +235,22 @@ class CheckpointEngine:
     ) -> tuple[Loaded, Manifest | None]:
         try:
             seen = look(source, self._ranks)
-            return Loader(source, seen, state, self._ranks, self._warn).load(), seen.manifest
+            with self._remembered(source, seen.manifest) as memory:
+                loader = Loader(source, seen, state, self._ranks, self._warn, memory)
+                return loader.load(), seen.manifest
         except NotWhole as error:
             self._pass_over(choice, error.verdict, fallback)
+
+    @contextmanager
+    def _remembered(self, source: Source, manifest: Manifest | None) -> Iterator[Memory]:
+        """What this worker still has of the resume point, once storage has said that it is that."""
+        memory = Memory()
+        if source.store is self._store and manifest is not None:
+            memory = remember(self._keeper, source.name, manifest.files)
+        try:
+            yield memory
+        finally:
+            memory.close()
 
     def _pass_over(self, choice: Choice, verdict: Verdict, fallback: list[Fallback]) -> NoReturn:
         """Choose again after a damaged checkpoint; give up on a wanted one."""
@@ -364,6 +390,7 @@ class CheckpointEngine:
         """``wait``, and nothing may be saved afterwards."""
         report = self.wait()
         self._saver.close()
+        self._keeper.close()
         self._record = None
         return report
 
@@ -431,6 +458,20 @@ class CheckpointEngine:
             self._warn(text)
 
 
+def _lost_line(flight: Flight) -> str:
+    name = flight.checkpoint
+    return f"checkpoint {name}, in flight when the attempt before ended, did not land: {flight.message}"
+
+
+def _landed(report: RestoreReport, flights: Sequence[Flight]) -> SaveReport | None:
+    """The save that made the resume point, if its ranks did not live to tell."""
+    for one in flights:
+        if one.ok and one.checkpoint == report.checkpoint:
+            save = SaveReport(report.checkpoint, report.step, report.samples, one.bytes)
+            return replace(save, durable_ms=round(one.seconds * 1000))
+    return None
+
+
 class _ChooseAgain(Exception):
     """Not an error: the loop in ``restore`` goes round once more."""
 
@@ -445,6 +486,8 @@ def _restore_report(
         step=shared.get("step", 0),
         samples=shared.get("samples", 0),
         shared=shared.get("shared", {}),
+        memory_bytes=loaded.memory_bytes,
+        storage_bytes=loaded.storage_bytes,
         per_rank=loaded.per_rank,
         saved_world_size=shared.get("world_size", 0),
         fallback=tuple(fallback),

@@ -18,8 +18,9 @@ import xxhash
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from resumable_training.checkpoint import plan as planning
-from resumable_training.checkpoint.arena import Arena, check_room
+from resumable_training.checkpoint.arena import Arena, check_room, given_arena
 from resumable_training.checkpoint.cargo import Small
+from resumable_training.checkpoint.keeper import RankLink
 from resumable_training.checkpoint.live import Finder, Kept, Moved, local
 from resumable_training.checkpoint.marking import Path
 from resumable_training.checkpoint.moments import moment
@@ -74,8 +75,11 @@ def collect(content: Content, rank: int) -> tuple[Values, Finder | None]:
 class Snapshot:
     """One rank's arena and what lies in it. ``agree`` comes first, on all ranks."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, keeper: RankLink) -> None:
+        """``keeper``: has the arenas of the attempt before, which are used again or make room."""
         self._ranks = ranks
+        self._keeper = keeper
+        self._given: int | None = None  # descriptor of one of them
         self._agreed = Agreed()
         self._finder: Finder | None = None
         self._built: Built | None = None
@@ -99,7 +103,12 @@ class Snapshot:
         digests = [digest] if same else self._ranks.gather(digest)
         self._agreed = planning.agree_on(digests, told[0][1])
         # One after another on all ranks: room is looked for before any of a machine's ranks takes its part.
-        for act in (lambda: self._make_plan(values), self._check_room, lambda: self._lay_out(values)):
+        for act in (
+            lambda: self._make_plan(values),
+            self._take_or_free,
+            self._check_room,
+            lambda: self._lay_out(values),
+        ):
             why = next((why for why in self._ranks.gather(self._why_not(act)) if why), "")
             if why:
                 return why
@@ -112,9 +121,15 @@ class Snapshot:
             return f"rank {self._ranks.rank}: {error}"
         return ""
 
+    def _take_or_free(self) -> None:
+        """What this worker's arenas hold was loaded, on all ranks, or was not wanted: nobody reads it now."""
+        assert self.plan is not None
+        self._given = self._keeper.take(self.plan.bytes + _LEAST_SMALL_BYTES)
+
     def _check_room(self) -> None:
         assert self.plan is not None
-        check_room(self.plan.bytes + _LEAST_SMALL_BYTES, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        if self._given is None:
+            check_room(self.plan.bytes + _LEAST_SMALL_BYTES, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
     def take(self, content: Content) -> tuple[list[Small], bool]:
         """Copy everything. The small values, and whether plan or arena are new.
@@ -203,7 +218,9 @@ class Snapshot:
             self._targets = []
             self.arena.free()  # first: there is no room for two
             self.arena = None
-        self.arena = Arena(self.plan.bytes + max(_LEAST_SMALL_BYTES, 2 * small_bytes))
+        size, given = self.plan.bytes + max(_LEAST_SMALL_BYTES, 2 * small_bytes), self._given
+        self._given = None
+        self.arena = Arena(size) if given is None else given_arena(given, size) or Arena(size)
         self._aim()
 
     def _aim(self) -> None:
@@ -218,6 +235,7 @@ class Snapshot:
     @torch.no_grad()
     def _copy(self, values: Values) -> None:
         plan, arena = self._laid_out()
+        arena.break_seal()
         parts = [local(tensor) for tensor in values.tensors.values()]
         sources = [
             parts[copy.source] if copy.box is None else _part(parts[copy.source], copy)

@@ -1,13 +1,15 @@
 """The writer process of a rank: stores what lies in the arena, commits it, deletes what is old. No torch.
 
-Started by ``writer.Writer`` as ``python -m``; it speaks to its rank over one socket (``wire``), and with the
-writers of the other ranks as ``meeting`` says. It lives exactly as long as its rank: the kernel kills it when
-the rank dies, and it ends by itself when the socket does. It ignores SIGTERM and SIGINT, which go to whole
-groups: the rank, which drains, decides when it is done.
+Started by ``writer.Writer`` as ``python -m``; it speaks to its rank over one socket (``framing``), and with
+the writers of the other ranks as ``meeting`` says. It ends by itself when the socket does. Where an agent
+keeps writers (``keeper``), one whose rank dies finishes the save it is at, for as long as the agent lets it;
+elsewhere it lives exactly as long as its rank: the kernel kills it when the rank dies. It ignores SIGTERM and
+SIGINT, which go to whole groups: the rank, which drains, decides when it is done.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -22,13 +24,14 @@ from resumable_training.checkpoint import cargo, marking
 from resumable_training.checkpoint.commit import claim, commit, discard
 from resumable_training.checkpoint.errors import CheckpointError, Superseded
 from resumable_training.checkpoint.fence import Fence
-from resumable_training.checkpoint.meeting import Guest, Host, HostGone
+from resumable_training.checkpoint.keeper import WriterLink
+from resumable_training.checkpoint.meeting import CONNECT_SECONDS, Guest, Host, HostGone
 from resumable_training.checkpoint.moments import moment
 from resumable_training.checkpoint.store import Store
 from resumable_training.checkpoint.stores import open_store
 from resumable_training.checkpoint.sweep import Sweeper
-from resumable_training.checkpoint.wire import Inbox, Message, send
 from resumable_training.contract.codec import from_plain, to_plain
+from resumable_training.contract.framing import Inbox, Message, send
 from resumable_training.contract.manifest import MARKER_FILE, FileEntry, Manifest, StoreIdentity
 
 _PR_SET_PDEATHSIG = 1
@@ -44,22 +47,33 @@ class Writer:
         self._arena = memoryview(b"")
         self._items: list[cargo.Item] = []
         self._host: Host | None = None
+        self._keeper: WriterLink | None = None
+        self._last_flight = 0
 
     def run(self) -> None:
-        """Until the rank says goodbye or is gone."""
+        """Until the rank says goodbye or is gone, and what it has given before is stored."""
         while (message := self._inbox.receive()) is not None:
             kind = message["kind"]
             if kind == "close":
                 return
             handle: Callable[[Message], None] = getattr(self, f"_on_{kind}")
             handle(message)
+        if self._keeper is not None and self._rank > 0 and self._last_flight > 0:
+            self._give_up_the_next()
 
     def _say(self, **message: Any) -> None:
-        send(self._rank_socket, message)
+        try:
+            send(self._rank_socket, message)
+        except OSError:
+            if self._keeper is None:
+                raise
 
     def _look(self) -> None:
-        if os.getppid() != self._parent:
+        if self._keeper is None and self._is_orphan():
             os._exit(137)
+
+    def _is_orphan(self) -> bool:
+        return os.getppid() != self._parent
 
     # What the rank wants ------------------------------------------------------------------------------
 
@@ -73,12 +87,17 @@ class Writer:
         self._address = (message["host"], message["port"])
         if message["listener"] >= 0:
             self._host = Host(socket.socket(fileno=message["listener"]), self._secret, self._world_size)
+        self._keeper = WriterLink.connect(self._rank)
+        if self._keeper is not None:
+            outlive_the_rank()
         self._say(kind="ready")
 
     def _on_arena(self, message: Message) -> None:
         """A new arena; its descriptor came along."""
         descriptor = self._inbox.descriptors.pop(0)
         self._arena = memoryview(mmap.mmap(descriptor, message["bytes"], prot=mmap.PROT_READ))
+        if self._keeper is not None:
+            self._keeper.arena(descriptor, message["bytes"])
         os.close(descriptor)
 
     def _on_plan(self, message: Message) -> None:
@@ -86,17 +105,35 @@ class Writer:
 
     def _on_save(self, message: Message) -> None:
         """Store the arena as one checkpoint."""
-        if self._rank == 0:
-            self._land(self._as_host(message))
+        self._last_flight = message["flight"]
+        if self._keeper is not None:
+            self._keeper.flight(message["name"], message["manifest"]["step"], self._content(message))
+        outcome = (
+            self._as_host(message)
+            if self._rank == 0
+            else self._as_guest(message["flight"], lambda guest: self._write(message, guest))
+        )
+        if self._keeper is not None:
+            self._keeper.landed(message["name"], outcome)
+        self._land(outcome)
+        if self._rank == 0 and not self._is_orphan():  # else it would keep the next attempt waiting
             note = self._sweeper.sweep(message["keep_last"], message["keep_every_steps"])
             if note:
                 self._say(kind="warning", message=note)
-        else:
-            self._land(self._as_guest(message["flight"], lambda guest: self._write(message, guest)))
         self._say(kind="idle")
+
+    def _content(self, message: Message) -> Message:
+        """What lies in the arena now, for whoever reads it after us (``memory``)."""
+        return {
+            "file": cargo.file_name(self._rank),
+            "seal": message["seal"],
+            "items": cargo.to_plain(self._items),
+            "smalls": message["smalls"],
+        }
 
     def _on_settle(self, message: Message) -> None:
         """A writer before this one died, or was ended, in the middle of a flight: say what came of it."""
+        self._last_flight = message["flight"]
         if self._rank == 0:
             self._land(self._settled(message))
         else:
@@ -172,10 +209,18 @@ class Writer:
             self._store, message["name"], self._rank, self._items, smalls, self._arena, look
         )
 
-    def _as_guest(self, flight: int, work: Callable[[Guest], Message]) -> Message:
+    def _give_up_the_next(self) -> None:
+        """The others may have copied for one more flight, which our rank did not live to do."""
+        flight, why = self._last_flight + 1, "its rank ended before its state was copied"
+        with contextlib.suppress(OSError):
+            self._as_guest(flight, lambda guest: guest.failed(why), connect_seconds=0.0)
+
+    def _as_guest(
+        self, flight: int, work: Callable[[Guest], Message], *, connect_seconds: float = CONNECT_SECONDS
+    ) -> Message:
         guest: Guest | None = None
         try:
-            guest = Guest(self._address, self._secret, self._rank, flight)
+            guest = Guest(self._address, self._secret, self._rank, flight, connect_seconds)
             return work(guest)
         except HostGone as error:
             return {"ok": False, "message": str(error)}
@@ -226,6 +271,13 @@ def _part(plain: Message) -> cargo.Stored | None:
     return cargo.Stored(
         plain["file"], from_plain(FileEntry, plain["entry"]), marking.from_plain(plain["written"])
     )
+
+
+def outlive_the_rank() -> None:
+    """Leave the group of processes that is killed with the rank; its session, which the agent ends, stays."""
+    os.setpgid(0, 0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
 def die_with_parent(parent: int) -> None:
