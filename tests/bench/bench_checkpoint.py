@@ -4,7 +4,9 @@ For DDP and FSDP2 at several world sizes, for a state of many tensors and for on
 tensor, every way of ``checkpoint_ways`` in turn: how long the loop stands still (as a ratio to one copy of
 what a rank has to store), how much slower its steps are while a save is under way, how long until it is
 durable, bytes per rank, memory, and a restart. Ratios are to what the same rank measured right before each
-save, at the same time as all others. Building DCP's state dict is not counted against DCP.
+save, at the same time as all others. Building DCP's state dict is not counted against a save with DCP.
+A restart restores into a model and an optimizer that were just made. Memory is looked at during the first
+save and one more at the end, which count for nothing else, since looking takes time itself.
 The table has medians over ranks and saves from the second on; the JSON has every number.
 """
 
@@ -29,11 +31,13 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _RESULTS = Path(__file__).parent / "results" / "checkpoint.json"
 _STEP_SECONDS = 0.02
 _SAMPLE_SECONDS = 0.02
+_HEARD_SECONDS = 0.2  # until the benchmark looks at memory, or no longer does
+MEASURED = ("floors", "stalls", "durable", "steps", "slow_steps")
 AIMS = {"stall": 1.15, "slow_down": 1.1, "bytes": 1.1, "memory_bytes": 64 << 20}
 
 
-def make_state(wrap: str, shape: str, megabytes: int, world_size: int) -> Any:
-    """Parameters and the two moments of AdamW, together ``megabytes``."""
+def make_state(options: dict[str, Any]) -> Any:
+    """Parameters and AdamW; with its two moments, once it has stepped, ``megabytes``."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -42,24 +46,30 @@ def make_state(wrap: str, shape: str, megabytes: int, world_size: int) -> Any:
 
     from resumable_training.checkpoint import TrainingState
 
-    elements = megabytes * (1 << 20) // 12
-    if shape == "many":
+    world_size, elements = options["world_size"], options["megabytes"] * (1 << 20) // 12
+    if options["shape"] == "many":
         width = 512
         rows = [(width, width)] * max(1, elements // (width * width + width))
         model: nn.Module = nn.Sequential(*(nn.Linear(*row) for row in rows))
     else:
         fat, rest = elements * 6 // 10 // 512, elements * 4 // 10 // (512 * 512)
         model = nn.Sequential(nn.Embedding(fat, 512), *(nn.Linear(512, 512, bias=False) for _ in range(rest)))
-    if wrap == "ddp" and world_size > 1:
+    if options["wrap"] == "ddp" and world_size > 1:
         model = DistributedDataParallel(model)
-    elif wrap == "fsdp":
+    elif options["wrap"] == "fsdp":
         fully_shard(model, mesh=dist.init_device_mesh("cpu", (world_size,)))
     optimizer = torch.optim.AdamW(model.parameters())
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad()
     return TrainingState({"model": model}, {"optimizer": optimizer})
+
+
+def step(state: Any) -> None:
+    """So that there are moments."""
+    import torch
+
+    for parameter in state.modules["model"].parameters():
+        parameter.grad = torch.ones_like(parameter)
+    state.optimizers["optimizer"].step()
+    state.optimizers["optimizer"].zero_grad()
 
 
 class Work:
@@ -81,7 +91,7 @@ class Work:
         return time.perf_counter() - began
 
 
-def rank_main(rank: int, options: dict[str, Any], results: Any, pids: Any) -> None:
+def rank_main(rank: int, options: dict[str, Any], results: Any, told: Any) -> None:
     import torch
     import torch.distributed as dist
     from checkpoint_ways import WAYS, Floor, quietly
@@ -95,47 +105,99 @@ def rank_main(rank: int, options: dict[str, Any], results: Any, pids: Any) -> No
     world_size = options["world_size"]
     dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=300))
     way = next(way for way in WAYS if way.name == options["way"])
-    directory = Path(options["directory"])
-    state = make_state(options["wrap"], options["shape"], options["megabytes"], world_size)
+    state = make_state(options)
+    step(state)
     group = dist.new_group(backend="gloo")
     floor, work = Floor(state, world_size, options["wrap"] == "fsdp"), Work()
-    found: dict[str, Any] = {name: [] for name in ("floors", "stalls", "durable", "steps", "slow_steps")}
-    pids.put(os.getpid())
+    told.put(os.getpid())
     dist.barrier()
-    running = way(state, directory, rank, group)
+    running = way(state, Path(options["directory"]), rank, group)
     running.ready()
-    for number in range(1, options["saves"] + 1):
-        dist.barrier()
-        found["steps"].append(statistics.mean(work.step() for _ in range(6)))
-        dist.barrier()
-        found["floors"].append(floor.seconds())
-        running.prepare()
-        dist.barrier()
-        began = time.perf_counter()
-        running.begin(number)
-        found["stalls"].append(time.perf_counter() - began)
-        steps = []
-        while not running.landed():
-            steps.append(work.step())
-        found["durable"].append(time.perf_counter() - began)
-        found["slow_steps"].append(statistics.mean(steps) if steps else None)
-        dist.barrier()
+    found: dict[str, Any] = {name: [] for name in MEASURED}
+    last = options["saves"] + 1  # of which memory alone is measured, as of the first
+    for number in range(1, last + 1):
+        if number in (2, last):
+            told.put(None)
+            time.sleep(_HEARD_SECONDS)
+        one = measured_save(running, number, floor, work)
+        for name in MEASURED if number < last else ():
+            found[name].append(one[name])
         found["bytes"] = written(running.path(number), rank)
         if rank == 0 and number > 1:
             shutil.rmtree(running.path(number - 1), ignore_errors=True)
-    pids.put(None)
-    dist.barrier()
-    running.before_load()
-    before, began = read_bytes(), time.perf_counter()
-    running.load(options["saves"])
-    dist.barrier()
-    found |= {"load": time.perf_counter() - began, "read": read_bytes() - before}
+    told.put(None)
+    found |= measured_load(running, last, make_state(options), state)
     running.close()
     results.put((rank, found))
     results.close()
     results.join_thread()
     dist.barrier()
     os._exit(0)  # some ways leave processes and threads that would be waited for
+
+
+def measured_save(running: Any, number: int, floor: Any, work: Work) -> dict[str, Any]:
+    """One save of a way, and right before it a copy, and steps without a save. Seconds."""
+    import torch.distributed as dist
+
+    dist.barrier()
+    alone = statistics.mean(work.step() for _ in range(6))
+    dist.barrier()
+    copying = floor.seconds()
+    running.prepare()
+    dist.barrier()
+    began = time.perf_counter()
+    running.begin(number)
+    stalled = time.perf_counter() - began
+    steps = []
+    while (durable := running.durable_at()) is None:
+        steps.append(work.step())
+    dist.barrier()
+    meanwhile = statistics.mean(steps) if steps else None
+    values = (copying, stalled, durable - began, alone, meanwhile)
+    return dict(zip(MEASURED, values, strict=True))
+
+
+def measured_load(running: Any, number: int, fresh: Any, state: Any) -> dict[str, Any]:
+    """Restore into ``fresh``, which must be like ``state`` then."""
+    import torch.distributed as dist
+
+    running.before_load()
+    dist.barrier()
+    forget_peak()
+    before, began = read_bytes(), time.perf_counter()
+    running.load(number, fresh)
+    took, read = time.perf_counter() - began, read_bytes() - before
+    peak = memory_of_self("VmHWM") - memory_of_self("VmRSS")
+    require_alike(fresh, state)
+    dist.barrier()
+    return {"load": took, "read": read, "load_peak": max(0, peak)}
+
+
+def require_alike(fresh: Any, state: Any) -> None:
+    """What is fast and restores something else is no way."""
+    import torch
+
+    pairs = zip(fresh.modules["model"].parameters(), state.modules["model"].parameters(), strict=True)
+    for now, then in pairs:
+        assert torch.equal(_local(now), _local(then))
+        states = (one.optimizers["optimizer"].state[p] for one, p in ((fresh, now), (state, then)))
+        moments, wanted = states
+        assert all(torch.equal(_local(moments[name]), _local(wanted[name])) for name in wanted)
+
+
+def _local(tensor: Any) -> Any:
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach().cpu()
+
+
+def forget_peak() -> None:
+    """VmHWM counts from here on."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def memory_of_self(what: str) -> int:
+    """Bytes of a line of this process's status."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{what}:"))
 
 
 def written(directory: Path, rank: int) -> int:
@@ -149,23 +211,25 @@ def read_bytes() -> int:
 
 
 class Memory(threading.Thread):
-    """Memory of processes and all their children; what they share counts once."""
+    """Memory of processes and all their children; what they share counts once. Looking takes time itself."""
 
     def __init__(self, pids: list[int]) -> None:
         super().__init__(daemon=True)
         self._pids = pids
         self._over = threading.Event()
+        self.looking = threading.Event()
+        self.looking.set()
         self.first = self._now()
         self.most = self.first
 
     def run(self) -> None:
         while not self._over.wait(_SAMPLE_SECONDS):
-            self.most = max(self.most, self._now())
+            if self.looking.is_set():
+                self.most = max(self.most, self._now())
 
-    def stop(self) -> int:
+    def stop(self) -> None:
         self._over.set()
         self.join()
-        return self.most - self.first
 
     def _now(self) -> int:
         return sum(map(_pss, _families(self._pids)))
@@ -194,21 +258,23 @@ def _pss(pid: int) -> int:
 
 def measure(options: dict[str, Any]) -> dict[str, Any]:
     """One way in one setting."""
-    results, pids = _CONTEXT.Queue(), _CONTEXT.Queue()
+    results, told = _CONTEXT.Queue(), _CONTEXT.Queue()
     with tempfile.TemporaryDirectory(dir=options["where"]) as directory:
         options = {**options, "directory": directory, "port": _free_port()}
         ranks = [
-            _CONTEXT.Process(target=rank_main, args=(rank, options, results, pids))
+            _CONTEXT.Process(target=rank_main, args=(rank, options, results, told))
             for rank in range(options["world_size"])
         ]
         for process in ranks:
             process.start()
         try:
-            memory = Memory([pids.get(timeout=120) for _ in ranks])
+            memory = Memory([told.get(timeout=120) for _ in ranks])
             memory.start()
-            for _ in ranks:
-                pids.get(timeout=600)
-            extra = memory.stop()
+            for switch in (memory.looking.clear, memory.looking.set, memory.stop):
+                for _ in ranks:
+                    told.get(timeout=600)
+                switch()
+            extra = memory.most - memory.first
             found = dict(results.get(timeout=600) for _ in ranks)
         except queue.Empty:
             for path in sorted(Path(directory).glob("rank-*.log")):
@@ -226,9 +292,7 @@ def summary(options: dict[str, Any], ranks: list[dict[str, Any]], extra: int) ->
     later = [
         dict(zip(("floor", "stall", "durable", "step", "slow_step"), one, strict=True))
         for rank in ranks
-        for one in list(
-            zip(*(rank[n] for n in ("floors", "stalls", "durable", "steps", "slow_steps")), strict=True)
-        )[1:]
+        for one in list(zip(*(rank[n] for n in MEASURED), strict=True))[1:]
     ]
     slow = [one["slow_step"] / one["step"] for one in later if one["slow_step"]]
     return {
@@ -245,6 +309,7 @@ def summary(options: dict[str, Any], ranks: list[dict[str, Any]], extra: int) ->
         "read": sum(rank["read"] for rank in ranks),
         "load_ms": max(rank["load"] for rank in ranks) * 1000,
         "extra_bytes": extra // len(ranks),
+        "load_peak": max(rank["load_peak"] for rank in ranks),
         "ranks": ranks,
     }
 
@@ -259,8 +324,8 @@ def _free_port() -> int:
 
 _HEAD = (
     f"{'':30}{'stall':>8}{'x copy':>8}{'first':>8}{'steps':>8}{'durable':>9}{'written':>9}{'read':>8}"
-    f"{'load':>8}{'memory':>8}\n{'':30}{'ms':>8}{'':>8}{'ms':>8}{'x':>8}{'ms':>9}"
-    f"{'MB most':>9}{'MB all':>8}{'ms':>8}{'MB':>8}"
+    f"{'load':>8}{'memory':>8}{'loading':>8}\n{'':30}{'ms':>8}{'':>8}{'ms':>8}{'x':>8}{'ms':>9}"
+    f"{'MB most':>9}{'MB all':>8}{'ms':>8}{'MB':>8}{'MB':>8}"
 )
 
 
@@ -269,7 +334,7 @@ def line(one: dict[str, Any]) -> str:
     return (
         f"  {one['way']:28}{one['stall_ms']:8.1f}{one['stall']:8.2f}{one['first_stall_ms']:8.0f}{slow}"
         f"{one['durable_ms']:9.0f}{one['written_most'] / 1e6:9.1f}{one['read'] / 1e6:8.0f}"
-        f"{one['load_ms']:8.0f}{one['extra_bytes'] / 1e6:8.0f}"
+        f"{one['load_ms']:8.0f}{one['extra_bytes'] / 1e6:8.0f}{one['load_peak'] / 1e6:8.0f}"
     )
 
 
@@ -287,7 +352,9 @@ def judge(results: list[dict[str, Any]]) -> list[str]:
             "slow-down": (one["slow_down"] or 1.0) / AIMS["slow_down"],
             "bytes written": one["written_most"] / (AIMS["bytes"] * local),
             "durable": one["durable_ms"] / plain[key(one)]["durable_ms"] if key(one) in plain else 0.0,
+            "bytes read": one["read"] / (AIMS["bytes"] * one["megabytes"] * (1 << 20)),
             "memory": one["extra_bytes"] / (local + AIMS["memory_bytes"]),
+            "memory while loading": one["load_peak"] / (local + AIMS["memory_bytes"]),
         }
         missed += [f"{where}: {name} {value:.2f} x its aim" for name, value in told.items() if value > 1]
     return missed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from resumable_training.checkpoint import CheckpointEngine, TrainingState
@@ -22,8 +23,8 @@ from resumable_training.contract.assignment import CheckpointConfig
 _CACHE_BYTES = 64 << 20
 
 
-class Way:
-    """One way. ``begin`` is what the loop waits for; ``landed`` never waits."""
+class Way(ABC):
+    """One way. ``begin`` is what the loop waits for."""
 
     name = ""
 
@@ -31,41 +32,39 @@ class Way:
         self.state, self.directory, self.rank, self.group = state, directory, rank, group
         self.world_size = dist.get_world_size()
 
-    def ready(self) -> None:
+    def ready(self) -> None:  # noqa: B027  most ways do nothing
         """Everything that is done before the first step."""
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027
         """What the caller of DCP does before its call, not counted: the state dict."""
 
+    @abstractmethod
     def begin(self, number: int) -> None:
-        raise NotImplementedError
+        """Save the state as number ``number``; it may be changed again when this returns."""
 
-    def landed(self) -> bool:
-        return True
+    @abstractmethod
+    def durable_at(self) -> float | None:
+        """When the save became durable (``time.perf_counter``); None: not yet. Never waits."""
 
-    def before_load(self) -> None:
-        """What a restart does before it loads."""
+    def before_load(self) -> None:  # noqa: B027
+        """What a restart does before it has a model to load into."""
 
-    def load(self, number: int) -> None:
-        """Restore save ``number`` into the live state."""
-        state = self._state_dict()
-        dcp.load(state, checkpoint_id=self.path(number), process_group=self.group)
+    @abstractmethod
+    def load(self, number: int, fresh: TrainingState) -> None:
+        """Restore save ``number`` into a model and an optimizer that were just made."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Leave no process behind."""
 
     def path(self, number: int) -> Path:
         return self.directory / f"{number}"
-
-    def _state_dict(self) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self.state.modules["model"], self.state.optimizers["optimizer"])
-        return {"model": model, "optimizer": optimizer}
 
 
 class Ours(Way):
     """This library."""
 
     name = "resumable-training"
+    _began = 0.0
 
     def ready(self) -> None:
         self._engine = self._make(1)
@@ -82,19 +81,22 @@ class Ours(Way):
         return engine
 
     def begin(self, number: int) -> None:
+        self._began = time.perf_counter()
         self._engine.save(self.state, step=number, samples=number, shared={}, per_rank={"rng": b"r" * 5000})
 
-    def landed(self) -> bool:
+    def durable_at(self) -> float | None:
         report = self._engine.poll()
         assert report is None or report.ok, report
-        return report is not None
+        return self._began + report.durable_ms / 1000 if report is not None else None
 
     def before_load(self) -> None:
         self._engine.close()
         self._engine = self._make(2)
 
-    def load(self, number: int) -> None:
-        assert self._engine.restore(self.state) is not None
+    def load(self, number: int, fresh: TrainingState) -> None:
+        report = self._engine.restore(fresh)
+        assert report is not None
+        assert report.step == number
 
     def path(self, number: int) -> Path:
         return self.directory / "store" / f"step-{number:08d}.1"
@@ -103,15 +105,31 @@ class Ours(Way):
         self._engine.close()
 
 
-class TorchSave(Way):
+class _Synchronous(Way):
+    """Durable when ``begin`` returns."""
+
+    _durable_at = 0.0
+
+    def begin(self, number: int) -> None:
+        self.save(number)
+        self._durable_at = time.perf_counter()
+
+    @abstractmethod
+    def save(self, number: int) -> None:
+        """All of it."""
+
+    def durable_at(self) -> float | None:
+        return self._durable_at
+
+
+class TorchSave(_Synchronous):
     """``torch.save`` of everything by rank 0, which FSDP gathers before."""
 
     name = "torch.save on rank 0"
 
-    def begin(self, number: int) -> None:
+    def save(self, number: int) -> None:
         whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        optimizer = self.state.optimizers["optimizer"]
-        state = get_state_dict(self.state.modules["model"], optimizer, options=whole)
+        state = get_state_dict(*_both(self.state), options=whole)
         if self.rank == 0:
             self.path(number).mkdir()
             with (self.path(number) / "__0_0.pt").open("wb") as stream:
@@ -120,31 +138,42 @@ class TorchSave(Way):
                 os.fsync(stream.fileno())
         dist.barrier(self.group)
 
-    def load(self, number: int) -> None:
-        torch.load(self.path(number) / "__0_0.pt", weights_only=True)
+    def load(self, number: int, fresh: TrainingState) -> None:
+        model, optimizer = torch.load(self.path(number) / "__0_0.pt", weights_only=True)
+        _set(fresh, model, optimizer, StateDictOptions(full_state_dict=True))
 
 
-class PlainDcp(Way):
+class _OfDcp(Way):
+    """What PyTorch's checkpoints have in common."""
+
+    def prepare(self) -> None:
+        self._prepared = _state_dict(self.state)
+
+    def load(self, number: int, fresh: TrainingState) -> None:
+        """As PyTorch's own tutorial has it."""
+        state = _state_dict(fresh)
+        dcp.load(state, checkpoint_id=self.path(number), process_group=self.group)
+        _set(fresh, state["model"], state["optimizer"])
+
+
+class PlainDcp(_OfDcp, _Synchronous):
     """``dcp.save``."""
 
     name = "dcp.save"
 
-    def prepare(self) -> None:
-        self._prepared = self._state_dict()
-
-    def begin(self, number: int) -> None:
+    def save(self, number: int) -> None:
         dcp.save(self._prepared, checkpoint_id=self.path(number), process_group=self.group)
 
 
-class AsyncDcp(PlainDcp):
+class AsyncDcp(_OfDcp):
     """``dcp.async_save`` with its default, a thread."""
 
     name = "dcp.async_save, thread"
     kind = AsyncCheckpointerType.THREAD
-    _future: Future[Any] | None = None
     stager: Any = None
 
     def begin(self, number: int) -> None:
+        self._durable_at: float | None = None
         told: Any = dcp.async_save(
             self._prepared,
             checkpoint_id=self.path(number),
@@ -155,10 +184,16 @@ class AsyncDcp(PlainDcp):
         if not isinstance(told, Future):
             told.staging_completion.result()
             told = told.upload_completion
-        self._future = told
+        self._future: Future[Any] = told
+        told.add_done_callback(self._landed)
 
-    def landed(self) -> bool:
-        return self._future is None or self._future.done()
+    def _landed(self, future: Future[Any]) -> None:
+        self._durable_at = time.perf_counter()
+
+    def durable_at(self) -> float | None:
+        if self._future.done():
+            self._future.result()  # raises what went wrong
+        return self._durable_at
 
 
 class ProcessDcp(AsyncDcp):
@@ -194,6 +229,19 @@ class StagedDcp(AsyncDcp):
 
 
 WAYS: tuple[type[Way], ...] = (Ours, TorchSave, PlainDcp, AsyncDcp, ProcessDcp, StagedDcp)
+
+
+def _both(state: TrainingState) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    return state.modules["model"], state.optimizers["optimizer"]
+
+
+def _state_dict(state: TrainingState) -> dict[str, Any]:
+    model, optimizer = get_state_dict(*_both(state))
+    return {"model": model, "optimizer": optimizer}
+
+
+def _set(state: TrainingState, model: Any, optimizer: Any, options: StateDictOptions | None = None) -> None:
+    set_state_dict(*_both(state), model_state_dict=model, optim_state_dict=optimizer, options=options)
 
 
 def quietly() -> None:
