@@ -66,6 +66,8 @@ def agent_env(job: Job, name: str, place: int, incarnation: int, port: int) -> l
         drain_seconds=job.spec.recovery.drain_seconds,
         log_bytes=LOG_BYTES,
         log_attempts=LOG_ATTEMPTS,
+        preload=job.spec.workers.preload.enabled,
+        preload_modules=job.spec.workers.preload.modules,
     )
     s3 = job.spec.checkpoint.s3
     return [

@@ -27,6 +27,7 @@ from resumable_operator.template import check_template
 
 MOST_WORKERS = 10_000  # a slip of the finger must not become a list of that many
 MOST_RANKS = 1024  # in one worker
+MOST_MODULES = 64  # to preload
 MOST_SIZES = 256  # listed; bounds the cost of the CRD's rules
 MOST_ENDINGS = 10_000  # of one class, remembered in status
 MOST_SECONDS = 1_000_000_000  # 31 years: sums and products of times stay finite
@@ -37,6 +38,8 @@ Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS, allow_inf_nan=False)]  #
 PositiveSeconds = Annotated[float, Field(gt=0, le=MOST_SECONDS, allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=1, le=MOST_WORKERS)]
 Steps = Annotated[int, Field(ge=1, le=MOST_STEPS)]
+_MODULE_NAME = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
+ModuleName = Annotated[str, Field(max_length=256, pattern=_MODULE_NAME)]
 
 
 def _stays_below(path: str) -> str:
@@ -89,6 +92,22 @@ class SpecModel(Model):
         return {key: value for key, value in data.items() if value is not None or key not in known}
 
 
+class Preload(SpecModel):
+    """Ranks that are forked from a process which has imported what they need."""
+
+    enabled: bool = Field(
+        default=True,
+        description="Where it is safe, each worker imports torch once, in a process of the job's own "
+        "interpreter, and forks its ranks from it, so that restarts take a second and not many. Where it is "
+        "not, ranks start cold and an Event says why.",
+    )
+    modules: Annotated[tuple[ModuleName, ...], Field(strict=False, max_length=MOST_MODULES)] = Field(
+        default=(),
+        description="Modules to import there beside torch, such as the one with the model. They must not "
+        "start threads, use a GPU, seed a random generator or read RANK when they are imported.",
+    )
+
+
 class Workers(SpecModel):
     """How many workers, and which sizes are allowed."""
 
@@ -119,6 +138,10 @@ class Workers(SpecModel):
         default=0,
         description="Extra workers that hold no ranks and take the place of a lost one at once. They use up "
         "resources all the time.",
+    )
+    preload: Preload = Field(
+        default=Preload(),
+        description="How ranks are started. A change is for workers that are made after it.",
     )
 
     @property

@@ -49,6 +49,8 @@ GOOD: dict[str, Spec] = {
         "very many workers": {"workers": {"replicas": 10000, "min": 1}},
         "ranks by number": {"workers.processesPerWorker": 1024},
         "ranks by GPUs": {"workers.processesPerWorker": "auto"},
+        "no preloading": {"workers.preload": {"enabled": False}},
+        "modules to preload": {"workers.preload": {"modules": ["a", "_b.c1.D"]}},
         "s3": {"checkpoint": {"s3": {"bucket": "abc"}}},
         "s3 in full": {
             "checkpoint": {
@@ -161,6 +163,12 @@ BAD: dict[str, Bad] = {
         "replicas is not an allowed size: make it one of the sizes",
         "replicas (4) is not an allowed size",
     ),
+    "a path to preload": Bad(
+        {"workers.preload": {"modules": ["a", "my/model.py"]}},
+        "spec.workers.preload.modules[1]",
+        "spec.workers.preload.modules.1",
+    ),
+    "preload for a word": Bad({"workers.preload": "auto"}, "spec.workers.preload", "spec.workers.preload"),
     "no sizes": Bad({"workers.sizes": []}, "at least 1 items", "at least 1 item"),
     "a size of zero": Bad({"workers.sizes": [0, 4]}, "spec.workers.sizes[0]", "spec.workers.sizes.0"),
     "too many ranks": Bad(

@@ -115,7 +115,8 @@ def as_started(made: dict[str, Any], address: str) -> tuple[str, list[str]]:
 def test_the_agent_understands_what_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own reader finds job, worker, command, address, directories and window in the pod."""
     monkeypatch.setattr("pathlib.Path.mkdir", lambda *_args, **_named: None)
-    made = pod_of(job_of(worker={"args": ["--a"]}, recovery={"drainSeconds": 25}))
+    workers = {"replicas": 2, "preload": {"enabled": False, "modules": ["my.model"]}}
+    made = pod_of(job_of(worker={"args": ["--a"]}, recovery={"drainSeconds": 25}, workers=workers))
     spec = read_spec(*as_started(made, "fd00::7"))
     assert (spec.job, spec.job_uid, spec.worker) == ("team/train", "uid-1", "train-1-1")
     assert (spec.place, spec.incarnation, spec.drain_seconds) == (1, 1, 25.0)
@@ -126,6 +127,7 @@ def test_the_agent_understands_what_it_is_told(monkeypatch: pytest.MonkeyPatch) 
     assert spec.log_directory.startswith(spec.directory + "/")
     assert spec.key_file == mounts["resumable-key"] + "/key"
     assert not spec.allow_faults
+    assert (spec.preload, spec.preload_modules) == (False, ("my.model",))
 
 
 def test_the_address_comes_before_what_refers_to_it() -> None:

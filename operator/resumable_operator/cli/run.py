@@ -65,6 +65,9 @@ Ctrl-C commits a checkpoint and stops; the same command line continues from ther
 @click.option("--spares", type=click.IntRange(min=0),
               help="More workers, without ranks, ready to step in for a lost one. Default: 0.")  # fmt: skip
 @click.option("--processes-per-worker", metavar="P", help="Ranks in each worker, or 'auto'. Default: 1.")
+@click.option("--preload", metavar="MODULE", multiple=True,
+              help="Import this beside torch before ranks are forked; may be given again.")  # fmt: skip
+@click.option("--no-preload", is_flag=True, help="Start every rank from nothing.")
 @click.option("-m", "--module", help="Run this Python module instead of a script.")
 @click.option("--dir", "directory", type=click.Path(path_type=Path, file_okay=False),
               help="Run directory: status, logs, checkpoints. Default: runs/<name>.")  # fmt: skip
@@ -106,6 +109,8 @@ def run_command(
     arguments: tuple[str, ...],
     resume_from: str | None,
     processes_per_worker: str | None,
+    preload: tuple[str, ...],
+    no_preload: bool,
     **shape: Any,
 ) -> None:
     """Run SCRIPT (or -m MODULE, or JOB.yaml) with ARGUMENTS on this machine until it finishes.
@@ -116,7 +121,13 @@ def run_command(
     """
     cwd = Path.cwd()
     wanted = resume_source(resume_from, cwd) if resume_from is not None else None
-    options = Options(processes_per_worker=_processes(processes_per_worker), resume_from=wanted, **shape)
+    options = Options(
+        processes_per_worker=_processes(processes_per_worker),
+        preload=preload or None,
+        no_preload=no_preload or None,
+        resume_from=wanted,
+        **shape,
+    )
     name = default_name(script, module) if name is None else check_name(name, "--name")
     root = (directory or Path("runs") / name).absolute()
     if script is not None and module is None and Path(script).suffix in (".yaml", ".yml"):

@@ -52,6 +52,8 @@ class Options:
     replicas: int | None = None
     spares: int | None = None
     processes_per_worker: int | str | None = None
+    preload: tuple[str, ...] | None = None
+    no_preload: bool | None = None
     save_every_steps: int | None = None
     save_every_seconds: float | None = None
     keep: int | None = None
@@ -111,6 +113,9 @@ def from_options(options: Options, name: str, command: list[str], directory: Pat
     }
     workers: dict[str, Any] = dict(parse_workers(options.workers or "1", options.replicas))
     workers |= _given({"processesPerWorker": options.processes_per_worker, "spares": options.spares})
+    preload = _given({"enabled": False if options.no_preload else None, "modules": options.preload})
+    if preload:
+        workers["preload"] = preload
     container = {"name": "worker", "command": command, "workingDir": str(cwd)}
     spec = {
         "workers": workers,

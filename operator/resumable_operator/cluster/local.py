@@ -345,6 +345,8 @@ class LocalCluster:
             lifeline_fd=self._lifeline[0],
             drain_seconds=job.spec.recovery.drain_seconds,
             allow_faults=True,
+            preload=job.spec.workers.preload.enabled,
+            preload_modules=job.spec.workers.preload.modules,
             environment={**self._environment, **container_environment(container), **self._devices(machine)},
         )
 

@@ -67,6 +67,8 @@ FROZEN: dict[str, list[str]] = {
         "--metrics-port",
         "--module/-m",
         "--name",
+        "--no-preload",
+        "--preload",
         "--processes-per-worker",
         "--quiet",
         "--resume-from",

@@ -21,6 +21,7 @@ from resumable_operator.cli.run_options import (
 from resumable_operator.decide.assign import store_root
 from resumable_operator.errors import SpecError
 from resumable_operator.model import JobSpec
+from resumable_operator.spec import Preload
 
 CWD = Path("/home/me")
 STORE = Path("/runs/x/checkpoints")
@@ -73,6 +74,8 @@ def test_options_become_a_spec() -> None:
         workers="1:4",
         spares=1,
         processes_per_worker=2,
+        preload=("my.model", "transformers"),
+        no_preload=True,
         save_every_steps=10,
         save_every_seconds=60.0,
         keep=5,
@@ -87,6 +90,7 @@ def test_options_become_a_spec() -> None:
     assert spec.worker_container()["workingDir"] == "/home/me"
     assert (spec.workers.min, spec.workers.replicas, spec.workers.processes_per_worker) == (1, 4, 2)
     assert spec.workers.spares == 1
+    assert spec.workers.preload == Preload(enabled=False, modules=("my.model", "transformers"))
     assert spec.checkpoint.directory is not None
     assert spec.checkpoint.directory.path == str(STORE)
     assert spec.checkpoint.interval != "auto"
@@ -102,6 +106,7 @@ def test_no_options_mean_the_specs_defaults() -> None:
     spec = from_options(Options(), "train", ["x"], STORE, CWD).spec
     assert spec.recovery == JobSpec.model_validate({"workers": {"replicas": 1}}).recovery
     assert (spec.workers.replicas, spec.checkpoint.interval, spec.checkpoint.keep) == (1, "auto", 3)
+    assert spec.workers.preload == Preload()
 
 
 def document(**changes: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import sys
 import time
 from typing import Any, ClassVar, Dict, List, Optional, Tuple
 
-import resumable_preload_rank as ranks  # type: ignore[import-not-found]  # preload_rank, beside this
+ranks: Any = importlib.import_module("resumable_preload_rank")  # preload_rank, beside this in an archive
 
 VARIABLE = "RESUMABLE_PRELOAD"  # JSON: what the agent wants
 # Different in each rank or attempt, as is RESUMABLE_*: what an import reads of them would hold for one only.
