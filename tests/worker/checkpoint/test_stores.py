@@ -53,6 +53,20 @@ def test_the_client_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch
         open_store("s3://bucket/team")
 
 
+@pytest.mark.parametrize(
+    "address", ["minio:9000", "127.0.0.1:9000", "http://", "ftp://x", "http://a b", "//x"]
+)
+def test_an_address_that_is_none(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """Without its scheme the client would panic, and with it the process."""
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.setenv(name, address)
+        with pytest.raises(StoreMisconfigured, match=f"{name} is .*give an address such as https://"):
+            open_store("s3://bucket/prefix")
+        monkeypatch.delenv(name)
+    with pytest.raises(StoreMisconfigured):
+        open_store("s3://bucket/prefix", {"AWS_ENDPOINT_URL": address})
+
+
 def test_a_server_that_is_waited_for_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever sits before a terminal need not wonder for a minute; what follows is the same as without."""
     told: list[str] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -42,6 +43,7 @@ READ_AHEAD = 3  # further ranges that are asked for while a stream is read on an
 LEAST_BYTES_PER_SECOND = 1024 * 1024  # a request that is slower counts as stalled
 _CHANCE = random.SystemRandom()  # never the global generator: the training draws from that
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_ADDRESS = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
 SETTINGS = (  # variables that say who we are, and where
     *_ENDPOINTS,
     "AWS_ACCESS_KEY_ID",
@@ -101,8 +103,7 @@ class S3Store:
                 f"{self.location} needs obstore: pip install 'resumable-training[worker]'"
             ) from error
         patience = self._patience
-        given = {**os.environ, **self._environment}
-        endpoint = next((given[name] for name in _ENDPOINTS if given.get(name)), "")
+        endpoint = _endpoint({**os.environ, **self._environment})
         own = {name.lower(): value for name, value in self._environment.items() if name in SETTINGS}
         return Client(
             self._bucket,
@@ -336,6 +337,18 @@ class S3Store:
 
     def _full(self, name: str) -> str:
         return f"{self.location}/{name}".rstrip("/")
+
+
+def _endpoint(given: Mapping[str, str]) -> str:
+    """The server's address; empty: AWS's own.
+
+    Raises:
+        StoreMisconfigured: it is none (``minio:9000``), which would end the client without a word.
+    """
+    name = next((name for name in _ENDPOINTS if given.get(name)), "")
+    if name and not _ADDRESS.fullmatch(given[name]):
+        raise StoreMisconfigured(f"{name} is {given[name]!r}: give an address such as https://minio:9000")
+    return given[name] if name else ""
 
 
 def split_url(url: str) -> tuple[str, str]:
