@@ -294,6 +294,33 @@ def test_an_old_listing_of_checkpoints_loses_none(job: Job, monkeypatch: pytest.
     assert weight(state) == 20
 
 
+def test_an_old_listing_of_checkpoints_is_found_out(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the job's status names the newest: listed again, and if that does not help nobody can tell.
+
+    Nothing is changed then, so a later attempt resumes the newest.
+    """
+    start(job, 1, 10, 20)
+    knows = {"known_checkpoint": True, "newest_checkpoint": NEWEST}
+    listed: list[str] = []
+    real = LocalStore.entries
+
+    def late(store: LocalStore, where: str = "") -> list[Entry]:
+        found = real(store, where)
+        if where:
+            return found
+        listed.append(where)
+        return found if len(listed) > 2 else [one for one in found if one.name != NEWEST]
+
+    with monkeypatch.context() as patch:
+        older("", NEWEST, patch)
+        with pytest.raises(StorageUnavailable, match=f"status knows of {NEWEST}.*the listing may be old"):
+            job.engine(2, **knows).restore(make_state())
+    assert len(survey(job.store).records) == 1
+    engine = job.engine(3, **knows)
+    monkeypatch.setattr(LocalStore, "entries", late)
+    assert engine.restore(make_state()).step == 20  # type: ignore[union-attr]
+
+
 def test_an_old_listing_of_records_makes_no_second_owner(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who does not see the newest record takes its number, which is refused: it looks again, and gives up."""
     start(job, 1, 10)
