@@ -54,7 +54,9 @@ class Recorder:
             return
         passed = tuple(asdict(item) for item in report.fallback)
         line = Restored(*self._now(), report.step, report.samples, report.checkpoint, report.seconds, passed)
-        self._journal.restored(line)
+        self._journal.restored(
+            replace(line, memory_bytes=report.memory_bytes, storage_bytes=report.storage_bytes)
+        )
 
     def after_step(self, values: Mapping[str, Any]) -> None:
         """The step was just counted; ``values`` is what the script logged with it."""

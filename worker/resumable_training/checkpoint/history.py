@@ -59,7 +59,10 @@ class Begin:
 
 @dataclass(frozen=True)
 class Restored:
-    """Where it began; ``checkpoint`` empty: at nothing. ``fallback``: what was passed over, and why."""
+    """Where it began; ``checkpoint`` empty: at nothing. ``fallback``: what was passed over, and why.
+
+    ``memory_bytes`` were still on the job's workers, ``storage_bytes`` had to be read.
+    """
 
     at: float
     ms: int
@@ -68,6 +71,8 @@ class Restored:
     checkpoint: str = ""
     seconds: float = 0.0
     fallback: tuple[dict[str, Any], ...] = ()
+    memory_bytes: int = 0
+    storage_bytes: int = 0
 
 
 @dataclass(frozen=True)
