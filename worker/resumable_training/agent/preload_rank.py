@@ -57,7 +57,9 @@ def take_environment(request: Dict[str, Any], forced: Dict[str, str]) -> None:
 
 
 def renew_chance() -> None:
-    """What a fresh process draws from the system. ``random`` sees to itself, and torch's seed is fixed."""
+    """What a fresh process draws from the system. ``random`` sees to itself; seeds for CUDA are fixed."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()  # of the processor only: torch.seed() sets all
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     if "multiprocessing.process" in sys.modules:
