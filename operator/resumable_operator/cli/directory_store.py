@@ -9,6 +9,7 @@ from pathlib import Path
 from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.rundir import RunDir, did_you_mean, is_run, runs_below
 from resumable_operator.cli.store_source import Keeping, Opened, StoreSource, store_errors
+from resumable_operator.errors import RetryableError
 from resumable_operator.model import JobSpec
 from resumable_training.checkpoint.local import LocalStore
 from resumable_training.checkpoint.wanted import is_own, without_serial
@@ -57,11 +58,21 @@ def store_root(directory: Path) -> Path:
 
     Raises:
         UsageProblem: there is no such directory.
+        RetryableError: there must be, and it is not seen.
     """
-    root = RunDir(directory).checkpoints() if is_run(directory) else directory
+    if not is_run(directory):
+        if not directory.is_dir():
+            raise UsageProblem(f"{directory}: no such directory")
+        return directory
+    run = RunDir(directory)
+    root, status = run.checkpoints(), run.status()
+    known = status.checkpoint if status else None
     if not root.is_dir():
-        what = "this run has made no checkpoint" if root != directory else "no such directory"
-        raise UsageProblem(f"{root}: {what}")
+        if known is None:
+            raise UsageProblem(f"{root}: this run has made no checkpoint")
+        raise RetryableError(
+            f"{root} is not there, and this run has saved {known.name}: is the volume mounted?"
+        )
     return root
 
 

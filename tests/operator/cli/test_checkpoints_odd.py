@@ -175,3 +175,10 @@ def test_a_store_with_a_damaged_one_moves_without_it(rtj, made: Store, tmp_path:
     assert f"Error: {name(30, 1)} is damaged: __0_0.distcp" in result.output
     assert f"rtj checkpoints rollback {tmp_path / 'far'} --to {name(20, 1)} --yes" in result.output
     assert survey(LocalStore(tmp_path / "far")).resume_points == [name(20, 1), name(10, 1)]
+
+
+def test_a_volume_that_is_not_mounted(rtj, run, bare) -> None:
+    """The run has saved: what is not seen is no reason to say that there was nothing."""
+    result = rtj("checkpoints", "list", run.path)
+    assert (result.exit_code, "is the volume mounted?" in result.output) == (6, True), result.output
+    refused(rtj("checkpoints", "list", bare.job().path), "this run has made no checkpoint")
