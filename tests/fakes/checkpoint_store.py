@@ -50,6 +50,17 @@ class Store:
         return directory
 
 
+def branched(root: Path) -> Store:
+    """Attempt 1 saved 10, 20 and 30; attempt 2 went on from 20 and saved 25."""
+    made = Store(root)
+    made.record(1)
+    for step in (10, 20, 30):
+        made.save(step, 1)
+    made.record(2, parent=checkpoint_name(20, 1))
+    made.save(25, 2)
+    return made
+
+
 def flip_a_bit(directory: Path) -> None:
     """Same size, same name, other bytes."""
     shard = directory / "__0_0.distcp"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from checkpoint_store import Store, flip_a_bit
+from checkpoint_store import Store, branched, flip_a_bit
 
 from resumable_training.checkpoint import copying
 from resumable_training.checkpoint.copying import copy_checkpoint, copy_store
@@ -30,13 +30,7 @@ from resumable_training.contract.manifest import checkpoint_name as name
 
 @pytest.fixture
 def made(tmp_path: Path) -> Store:
-    made = Store(tmp_path / "store")
-    made.record(1)
-    for step in (10, 20, 30):
-        made.save(step, 1)
-    made.record(2, parent=name(20, 1))
-    made.save(25, 2)
-    return made
+    return branched(tmp_path / "store")
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from checkpoint_store import Store
+from checkpoint_store import Store, branched
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,13 +22,8 @@ from resumable_training.contract.manifest import checkpoint_name as name
 
 @pytest.fixture
 def made(tmp_path: Path) -> Store:
-    """Attempt 1 saved 10, 20 and 30; attempt 2 went on from 20, saved 25 and 35, and was cut off at 40."""
-    made = Store(tmp_path / "store")
-    made.record(1)
-    for step in (10, 20, 30):
-        made.save(step, 1)
-    made.record(2, parent=name(20, 1))
-    made.save(25, 2)
+    """Attempt 2 went on from 20, saved 25 and 35, and was cut off at 40."""
+    made = branched(tmp_path / "store")
     made.save(35, 2)
     made.save(40, 2, complete=False)
     return made
