@@ -32,7 +32,7 @@ from resumable_training.checkpoint.reports import SaveReport
 from resumable_training.checkpoint.save import SaveTask, SynchronousSaver
 from resumable_training.checkpoint.snapshot import Snapshot
 from resumable_training.checkpoint.store import Store
-from resumable_training.checkpoint.writer import READY_SECONDS, WriterDied, WriterProcess
+from resumable_training.checkpoint.writer import WriterDied, WriterProcess
 from resumable_training.contract.codec import to_plain
 from resumable_training.contract.framing import Message
 
@@ -81,7 +81,7 @@ class AsynchronousSaver:
     # Before the first step ----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the writers, which get ready while the ranks restore."""
+        """Start the writers, which get ready while the ranks restore and train up to the first save."""
         secret, port = self._ranks.first(self._listen)
         self._begin = {
             "kind": "begin",
@@ -108,17 +108,20 @@ class AsynchronousSaver:
             raise StorageUnavailable(f"no port for checkpoint writers on {self._host}: {error}") from error
         return secrets.token_hex(16), self._listener.getsockname()[1]
 
-    def await_ready(self) -> None:
-        """All writers have come up, or all ranks save synchronously."""
-        if not all(self._ranks.gather(self._is_ready())):
+    def _require_writers(self) -> None:
+        """Before the first save: each rank has a writer, or all save synchronously.
+
+        One that is still coming up finds what it was told when it is there.
+        """
+        if not all(self._ranks.gather(self._has_writer())):
             self._fall_back("a checkpoint writer did not start")
 
-    def _is_ready(self) -> bool:
+    def _has_writer(self) -> bool:
+        if self._process is None:
+            return False
         try:
-            if self._process is None:
-                return False
-            self._process.await_kind("ready", READY_SECONDS)
-        except (WriterDied, TimeoutError) as error:
+            self._process.messages()
+        except WriterDied as error:
             self._warn(f"no checkpoint writer: {error}")
             return False
         return True
@@ -145,6 +148,8 @@ class AsynchronousSaver:
 
     def begin(self, task: SaveTask) -> SaveReport:
         started = time.monotonic()
+        if self._synchronous is None and not self._agreed:
+            self._require_writers()
         if self._synchronous is None and not self._agreed:
             self._agree(task)
         if self._synchronous is not None:

@@ -153,7 +153,6 @@ class CheckpointEngine:
         while True:
             try:
                 report = self._restore_once(state, fallback, started)
-                self._saver.await_ready()
                 return report and replace(report, landed=_landed(report, flights))
             except _ChooseAgain:
                 continue

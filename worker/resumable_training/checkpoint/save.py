@@ -50,11 +50,7 @@ class Saver(Protocol):
     """How checkpoints get to the store. All methods are called by all ranks."""
 
     def start(self) -> None:
-        """Get ready, in the background, while the ranks restore."""
-        ...
-
-    def await_ready(self) -> None:
-        """Be ready, before the first step."""
+        """Get ready, in the background, while the ranks restore and train up to the first save."""
         ...
 
     @property
@@ -120,9 +116,6 @@ class SynchronousSaver:
         return self._last
 
     def start(self) -> None:
-        return None
-
-    def await_ready(self) -> None:
         return None
 
     def poll(self) -> SaveReport | None:

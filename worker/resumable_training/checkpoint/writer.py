@@ -7,13 +7,11 @@ import select
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from resumable_training.contract.framing import Inbox, Message, send
 
-READY_SECONDS = 120.0  # a cold disk on a busy machine
 _CLOSE_SECONDS = 60.0  # for retention that is still at work
 _ROOT = str(Path(__file__).resolve().parents[2])
 # The package is found as here, even where the script has put its place on the path; last, so that nothing in
@@ -74,15 +72,6 @@ class WriterProcess:
         if not found and self._inbox.closed:
             raise WriterDied(self._how())
         return found
-
-    def await_kind(self, kind: str, seconds: float) -> Message:
-        """The first message of that kind; others are dropped. Raises WriterDied, TimeoutError."""
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            for message in self.messages(left):
-                if message["kind"] == kind:
-                    return message
-        raise TimeoutError(f"the checkpoint writer did not come to say {kind!r}")
 
     def close(self) -> None:
         """Let it end, once it has done what it is at."""
