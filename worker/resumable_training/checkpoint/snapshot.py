@@ -241,7 +241,7 @@ class Snapshot:
             parts[copy.source] if copy.box is None else _part(parts[copy.source], copy)
             for copy in plan.copies
         ]
-        devices = {source.device for source in sources if source.device.type == "cuda"}
+        devices = {source.device for source in sources if source.is_cuda}
         if sources:
             torch._foreach_copy_(self._targets, sources, non_blocking=bool(devices) and arena.pinned)
         for device in devices:
