@@ -15,7 +15,10 @@ CLUSTER = ("--context", "--kubeconfig", "--namespace/-n")
 READER = ("--image", "--time-limit")
 FROZEN: dict[str, list[str]] = {
     "checkpoints list": [*CLUSTER, *READER, "--json", "DIR|URL|JOB"],
-    "checkpoints copy": [*CLUSTER, "--all", "--jobs", "--json", "--step", "DIR|URL", "DIR|URL|JOB"],
+    "checkpoints copy": [
+        *(*CLUSTER, "--all", "--jobs", "--json", "--source-env", "--step", "--target-env"),
+        *("DIR|URL", "DIR|URL|JOB"),
+    ],
     "checkpoints export": [
         *(*CLUSTER, "--drop", "--dtype", "--format", "--json", "--max-shard-size", "--module", "--prefix"),
         *("--step", "--strip-prefix", "--with-optimizer", "DIR|URL|JOB", "OUT"),
