@@ -118,6 +118,7 @@ class World:
         self.reasons: dict[str, str] = {}  # worker -> reason of its container or pod
         self.pending_reasons: dict[str, tuple[str, str]] = {}  # worker that can't start -> why, in what words
         self.unfit: set[str] = set()  # workers with a rank that can't be reaped
+        self.warming: set[str] = set()  # workers that still import
         self.refused: list[Assignment] = []
         self.emitted: list[act.EmitEvent] = []
         self.plans: list[act.Plan] = []
@@ -268,6 +269,7 @@ class World:
             unreachable_peer=self._unreachable_peer(agent),
             terminating=agent.terminating,
             unfit=agent.name in self.unfit,
+            warming=agent.name in self.warming,
         )
 
     def _unreachable_peer(self, agent: FakeAgent) -> str | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from resumable_operator.decide.assign import mtbf_seconds
 from resumable_operator.decide.draft import Draft
-from resumable_operator.decide.health import ready_workers, supply
+from resumable_operator.decide.health import ready_workers, supply, warming
+from resumable_operator.decide.observation import Worker
 from resumable_operator.decide.size import growth_pays, largest_allowed
+from resumable_operator.words import counted
 
 
 def growth(draft: Draft) -> str | None:
@@ -19,7 +21,7 @@ def growth(draft: Draft) -> str | None:
     if draft.attempt.grow_ready_since is None:
         draft.set_attempt(grow_ready_since=draft.now)
         draft.reserve()
-    for check in (_worth_it, _cooled_down, _batch_complete, _saved):
+    for check in (_worth_it, _cooled_down, _batch_complete, _saved, _warm):
         why_not = check(draft, size, larger)
         if why_not is not None:
             draft.note(f"could grow from {size} to {larger} workers: {why_not}")
@@ -29,9 +31,12 @@ def growth(draft: Draft) -> str | None:
 
 def _reachable_size(draft: Draft) -> int | None:
     """Members and ready others. A member needs no second look: a bad one would end the attempt."""
+    return largest_allowed(draft.spec.workers, len(draft.attempt.members) + len(_others(draft)))
+
+
+def _others(draft: Draft) -> list[Worker]:
     members = {member.worker for member in draft.attempt.members}
-    others = [worker for worker in ready_workers(draft) if worker.name not in members]
-    return largest_allowed(draft.spec.workers, len(members) + len(others))
+    return [worker for worker in ready_workers(draft) if worker.name not in members]
 
 
 def _worth_it(draft: Draft, size: int, larger: int) -> str | None:
@@ -71,6 +76,13 @@ def _saved(draft: Draft, _size: int, _larger: int) -> str | None:
     return (
         None if draft.attempt.first_step_at is not None and draft.now >= until else "waiting for a checkpoint"
     )
+
+
+def _warm(draft: Draft, _size: int, larger: int) -> str | None:
+    """Ranks of a worker that still imports would let all others wait, which can train as well meanwhile."""
+    others, cold = _others(draft), warming(draft)
+    have = len(draft.attempt.members) + sum(worker.name not in cold for worker in others)
+    return None if have >= larger else f"{counted(larger - have, 'worker')} must first import what ranks need"
 
 
 def _ready_since(draft: Draft) -> float:

@@ -63,6 +63,12 @@ def ready_workers(draft: Draft) -> list[Worker]:
     return [worker for worker in draft.observation.workers if known[worker.name] == "ready"]
 
 
+def warming(draft: Draft) -> frozenset[str]:
+    """Workers whose agent still imports what ranks are to be forked from."""
+    agents = draft.observation.agents.values()
+    return frozenset(agent.worker for agent in agents if agent.state is not None and agent.state.warming)
+
+
 def supply(draft: Draft) -> Supply:
     """The job's workers, counted by what they are good for."""
     states = Counter(healths(draft).values())

@@ -10,6 +10,7 @@ from resumable_operator.decide.assign import (
 )
 from resumable_operator.decide.avoid import avoided
 from resumable_operator.decide.draft import Draft
+from resumable_operator.decide.health import warming
 from resumable_operator.decide.interruptions import sized
 from resumable_operator.decide.observation import Worker
 from resumable_operator.decide.validity import blocked
@@ -27,16 +28,20 @@ def choose_members(
     previous: tuple[MemberStatus, ...],
     ranks: int,
     avoided: tuple[str, ...] = (),
+    warming: frozenset[str] = frozenset(),
 ) -> tuple[MemberStatus, ...]:
-    """``size`` of the ready workers: not on avoided nodes if that can be, then those that took part before
-    (they are warm), then low places.
+    """``size`` of the ready workers: not on avoided nodes if that can be, then those that took part before,
+    then those that need not import anything first, then low places.
 
     Ranks go in order of place, so that the same workers get the same ranks again.
     """
     before = {member.worker for member in previous}
-    order = sorted(
-        ready, key=lambda worker: (worker.node in avoided, worker.name not in before, worker.place)
-    )
+
+    def rank(worker: Worker) -> tuple[bool, bool, bool, int]:
+        name = worker.name
+        return worker.node in avoided, name not in before, name in warming, worker.place
+
+    order = sorted(ready, key=rank)
     chosen = order[:size]
     chosen.sort(key=lambda worker: (worker.place, worker.incarnation))
     return tuple(
@@ -76,7 +81,7 @@ def reserve_attempt(draft: Draft, ready: list[Worker], size: int, reason: str) -
     ranks = processes_per_worker(draft.spec)
     if blocked(draft) and draft.attempt.processes:  # a bad spec changes nothing
         ranks = draft.attempt.processes
-    members = choose_members(ready, size, draft.attempt.members, ranks, avoided(draft))
+    members = choose_members(ready, size, draft.attempt.members, ranks, avoided(draft), warming(draft))
     number, size_before = next_number(draft), len(draft.attempt.members)
     if not draft.status.store:
         draft.set(store=store_root(draft.spec.checkpoint))

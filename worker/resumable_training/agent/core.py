@@ -236,6 +236,7 @@ class Agent:
             unfit=self._unfit,
             terminating=self._terminating,
             next_port=self._held.number if self._held else 0,
+            warming=self._context.starter.warming(),
         )
 
     def _state_word(self) -> str:

@@ -176,6 +176,9 @@ class PreloadStarter:
         """Of the parent, its share of what its ranks have in common with it."""
         return procfs.memory_bytes(self._parent.pid) if self._parent else 0
 
+    def warming(self) -> bool:
+        return self._parent is not None and not self._parent.ready
+
     # what to preload ----------------------------------------------------------------------------------
 
     def _read_program(self) -> str:

@@ -67,6 +67,10 @@ class RankStarter(Protocol):
         """What is held for starting ranks."""
         ...
 
+    def warming(self) -> bool:
+        """``until_ready`` would wait now."""
+        ...
+
     def start(self, plan: RankPlan) -> StartedRank:
         """Start it now.
 
@@ -96,6 +100,9 @@ class ColdStarter:
     def memory_bytes(self) -> int:
         """Nothing."""
         return 0
+
+    def warming(self) -> bool:
+        return False
 
     def start(self, plan: RankPlan) -> StartedRank:
         read, write = os.pipe()

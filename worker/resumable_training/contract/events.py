@@ -105,6 +105,7 @@ class AgentState:
     unfit: bool = False
     terminating: bool = False  # got SIGTERM
     next_port: int = 0  # master port that it holds ready for an attempt with rank 0 here; 0: none
+    warming: bool = False  # what its ranks are forked from still imports: they, and so all others, would wait
     contract_version: int = 1
 
 
