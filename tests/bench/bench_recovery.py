@@ -65,7 +65,7 @@ def strike(contender: Contender, running: Running, scenario: Scenario, ranks: in
     def is_time() -> bool:
         step = running.step()
         saved = step - cases.LOST_STEPS if contender.survives else running.saved()  # it needs no checkpoint
-        return cases.is_time(scenario, step, saved, since)
+        return cases.is_time(scenario, step, saved, since) and contender.is_ready(running)
 
     if not launch.wait_for(is_time, MOMENT_SECONDS):
         saved = f"step {running.step()}, newest checkpoint {running.saved()}"

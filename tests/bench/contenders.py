@@ -40,6 +40,7 @@ class Contender:
     slow: frozenset[str] = frozenset()
     note: str = ""
     is_ours: bool = False
+    is_ready: Callable[[Running], bool] = lambda running: True  # to be struck
     survives: bool = False  # rank 0 goes on while another is replaced (torchft)
     fewer: int = 0  # ranks that may be missing when it counts as going on
 
@@ -116,8 +117,14 @@ def ours() -> list[Contender]:
     return [
         Contender(OURS, partial(start_ours, (), 0), OUR_STRIKES, note=note, is_ours=True),
         Contender(COLD, partial(start_ours, cold, 0), COLD_STRIKES, is_ours=True),
-        Contender(SPARE, partial(start_ours, (), 1), spare, is_ours=True),
+        Contender(SPARE, partial(start_ours, (), 1), spare, is_ours=True, is_ready=all_preloaded),
     ]
+
+
+def all_preloaded(running: Running) -> bool:
+    """Every worker of ours, the spare too, has imported what its ranks need."""
+    logs = [path / "agent.log" for path in our_files(running).workers.iterdir()]
+    return all(log.exists() and "preloaded" in log.read_text() for log in logs)
 
 
 # ---- torchrun, and what takes its options ------------------------------------------------------------------
