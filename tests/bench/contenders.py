@@ -18,6 +18,7 @@ from typing import Any
 import launch
 from launch import Running
 from recovery_cases import NOTICE_SECONDS, REPLACED_AFTER_SECONDS, SAVE_EVERY, Leg
+from recovery_table import COLD, OURS, SPARE
 
 from resumable_operator.cluster.local_control import call
 from resumable_operator.cluster.local_files import RunFiles
@@ -106,8 +107,6 @@ OUR_STRIKES: dict[str, Strike] = {
     "preempt": partial(our_fault, "preempt", grace=NOTICE_SECONDS),
 }
 COLD_STRIKES = {name: OUR_STRIKES[name] for name in ("rank", "rank-saved", "replaced", "lost")}
-
-OURS, COLD, SPARE = "rtj run", "rtj run --no-preload", "rtj run --spares 1"
 
 
 def ours() -> list[Contender]:

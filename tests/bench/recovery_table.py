@@ -13,7 +13,7 @@ from stages import STAGES
 from resumable_training.contract.metrics import RECOVERY_STAGES
 
 Results = Mapping[int, Mapping[str, Mapping[str, Sequence[Outcome]]]]  # by ranks, scenario, contender
-OURS, TORCHRUN = "rtj run", "torchrun"
+OURS, COLD, SPARE = "rtj run", "rtj run --no-preload", "rtj run --spares 1"
 RATIO_KILLED, RATIO_LOST = 4.0, 20.0
 KILLED_SECONDS, WITHOUT_STEP_SECONDS, LOST_SECONDS, REPLACED_SECONDS, SPREAD = 1.3, 1.0, 2.0, 3.0, 2.0
 
@@ -128,17 +128,18 @@ def aims(results: Results) -> list[Aim]:
         _at_most("a worker gone for good, a new step at the smaller size", results, "lost", LOST_SECONDS),
         *_ratios("a worker gone for good", results, "lost", RATIO_LOST),
         _at_most("a worker replaced after 1 s, full size", results, "replaced", REPLACED_SECONDS),
+        _at_most("the same by a spare", results, "replaced", REPLACED_SECONDS, SPARE),
         _tight(results),
         *(_nothing_redone(results, BY_NAME[name]) for name in ("preempt", "grow")),
     ]
 
 
-def _ours(results: Results, scenario: str, ranks: int = 2) -> Sequence[Outcome]:
-    return results.get(ranks, {}).get(scenario, {}).get(OURS, ())
+def _ours(results: Results, scenario: str, ranks: int = 2, side: str = OURS) -> Sequence[Outcome]:
+    return results.get(ranks, {}).get(scenario, {}).get(side, ())
 
 
-def _at_most(what: str, results: Results, scenario: str, limit: float) -> Aim:
-    text, outcomes = f"{what} <= {limit:g} s", _ours(results, scenario)
+def _at_most(what: str, results: Results, scenario: str, limit: float, side: str = OURS) -> Aim:
+    text, outcomes = f"{what} <= {limit:g} s", _ours(results, scenario, side=side)
     if not outcomes:
         return Aim(text, "", None)
     median = Spread.of(outcomes).median
