@@ -29,6 +29,7 @@ _VARIED_COSTS = ("blocking", "durable", "replace")
 MOST_CELLS = 1000
 MOST_MACHINES = 10_000  # more take days to simulate
 LONGEST_SECONDS = 10_000 * 365.25 * 86_400
+SHORTEST_MTBF = 10  # seconds; a life under more failures takes for ever, and comes to nothing
 SHORTEST_STEP = 0.001  # a life is reckoned in whole milliseconds
 LONGEST_TEXT = 60
 GPUS = 8  # of a machine, where nothing says otherwise
@@ -176,9 +177,9 @@ def _machine_mtbf(wish: Wish, chosen: Mapping[str, str], replicas: int) -> float
     if "mtbf" in chosen and "machine_mtbf" in chosen:
         raise UsageProblem("--mtbf (of the whole job) and --machine-mtbf exclude each other")
     if "mtbf" in chosen:
-        return replicas * _positive(chosen["mtbf"], "--mtbf")
+        return replicas * _mtbf(chosen["mtbf"], "--mtbf")
     if "machine_mtbf" in chosen:
-        return _positive(chosen["machine_mtbf"], "--machine-mtbf")
+        return _mtbf(chosen["machine_mtbf"], "--machine-mtbf")
     if wish.trace is not None or wish.racks or wish.spot:
         return None
     return seconds(MACHINE_MTBF, "")
@@ -195,7 +196,7 @@ def _processes(wish: Wish, chosen: Mapping[str, str], machine_mtbf: float | None
         size, mtbf = _parts(wish.racks, "--racks", "SIZE:MTBF", 2, 2)
         if not re.fullmatch(r"[1-9][0-9]*", size):
             raise UsageProblem(f"--racks: '{size}' is not a number of machines")
-        yield Racks(int(size), _positive(mtbf, "--racks"))
+        yield Racks(int(size), _mtbf(mtbf, "--racks"))
     if wish.spot:
         yield _waves(wish.spot, chosen)
     elif "notice" in chosen:
@@ -212,7 +213,7 @@ def _waves(text: str, chosen: Mapping[str, str]) -> SpotWaves:
         taken = -1.0
     if not 0 < taken <= 1:
         raise UsageProblem(f"--spot: '{share}' is not a share of the machines between 0 and 1, such as 0.25")
-    waves = SpotWaves(_positive(mtbf, "--spot"), taken)
+    waves = SpotWaves(_mtbf(mtbf, "--spot"), taken)
     if rest:
         waves = replace(waves, lasts=seconds(rest[0], "--spot"))
     if "notice" in chosen:
@@ -227,10 +228,10 @@ def _parts(text: str, what: str, form: str, least: int, most: int) -> list[str]:
     return parts
 
 
-def _positive(text: str, what: str) -> float:
+def _mtbf(text: str, what: str) -> float:
     found = seconds(text, what)
-    if found <= 0:
-        raise UsageProblem(f"{what}: a mean time between failures must be above 0")
+    if found < SHORTEST_MTBF:
+        raise UsageProblem(f"{what}: a mean time between failures must be {SHORTEST_MTBF} s or more")
     return found
 
 
