@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from resumable_training.checkpoint import local
-from resumable_training.checkpoint.errors import StorageUnavailable, StoreExists, StoreNotFound
+from resumable_training.checkpoint.errors import (
+    StorageUnavailable,
+    StoreExists,
+    StoreMisconfigured,
+    StoreNotFound,
+)
 from resumable_training.checkpoint.local import LocalStore, file_system_type
 
 
@@ -222,3 +227,13 @@ def test_two_who_delete_the_same_leave_nothing(store: LocalStore, monkeypatch: p
     monkeypatch.setattr(os, "unlink", unlink)
     store.delete_tree("d")
     assert store.entries() == []
+
+
+def test_a_file_is_no_root(tmp_path: Path) -> None:
+    """Trying again would not help, so it is the user's to mend; by a link it may be a directory elsewhere."""
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(StoreMisconfigured, match="file is no directory: set another one"):
+        LocalStore(tmp_path / "file").prepare_root()
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    LocalStore(tmp_path / "link").prepare_root()

@@ -23,6 +23,7 @@ from resumable_training.checkpoint.errors import (
     CheckpointError,
     StorageUnavailable,
     StoreExists,
+    StoreMisconfigured,
     StoreNotFound,
 )
 from resumable_training.checkpoint.store import Advice, Entry
@@ -71,9 +72,15 @@ class LocalStore:
         )
 
     def prepare_root(self) -> None:
-        """Make the root directory, durably with all above it; called by preflight and by copies."""
+        """Make the root directory, durably with all above it; called by preflight and by copies.
+
+        Raises:
+            StoreMisconfigured: a file has its name.
+        """
         with _wrapped(self.location):
             missing = [path for path in (self.root, *self.root.parents) if not path.exists()]
+            if not missing and not self.root.is_dir():
+                raise StoreMisconfigured(f"{self.location} is no directory: set another one, or remove it")
             self.root.mkdir(parents=True, exist_ok=True)
             for path in missing:
                 sync_directory(path.parent)
