@@ -102,7 +102,8 @@ def test_any_part_of_the_file(tmp_path_factory: pytest.TempPathFactory, data: st
     whole = copied.store.read(f"{NAME}/{FILE}")
     start = data.draw(st.integers(0, len(whole)))
     stop = data.draw(st.integers(start, len(whole)))
-    (_, file) = memory._open(*_opened(copied))
+    arena, size, content = _opened(copied)
+    (_, file) = memory._open(os.dup(arena), size, content)
     where = memoryview(bytearray(stop - start))
     file.read_into(start, where)
     assert bytes(where) == whole[start:stop]

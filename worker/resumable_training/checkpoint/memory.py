@@ -8,9 +8,7 @@ read from storage, and what does not agree is read there.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import mmap
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,11 +29,10 @@ class NotUsable(ValueError):
 
 
 class RememberedFile:
-    """One rank's file, as it would be read from storage."""
+    """One rank's file, as it would be read from storage. Owns ``arena``, a descriptor."""
 
-    def __init__(self, arena: mmap.mmap, pieces: Sequence[Piece]) -> None:
-        self._arena = memoryview(arena)
-        self._map = arena
+    def __init__(self, arena: int, pieces: Sequence[Piece]) -> None:
+        self._arena = arena
         self._pieces = pieces
         self._begins = [0]  # of each piece in the file, and the end
         for piece in pieces:
@@ -48,26 +45,35 @@ class RememberedFile:
     def read_into(self, at: int, where: memoryview) -> None:
         """Bytes of the file from ``at`` on, as many as there is room for.
 
+        Not through a mapping: a copy by the system needs no page faults, and other threads go on.
+
         Raises:
-            NotUsable: it has fewer.
+            NotUsable: it has fewer, or the arena was given back.
         """
         if at + len(where) > self.size:
             raise NotUsable(f"it has {self.size} bytes")
         number, done = bisect_right(self._begins, at) - 1, 0
         while done < len(where):
             inside = at + done - self._begins[number]
-            part = self._bytes_of(self._pieces[number])[inside : inside + len(where) - done]
-            where[done : done + len(part)] = part
-            done += len(part)
+            done += self._copy(self._pieces[number], inside, where[done:])
             number += 1
 
-    def _bytes_of(self, piece: Piece) -> bytes | memoryview:
-        return piece if isinstance(piece, bytes) else self._arena[piece[0] : piece[0] + piece[1]]
+    def _copy(self, piece: Piece, inside: int, where: memoryview) -> int:
+        """What there is room for of a piece, from ``inside`` on; how many bytes."""
+        size = min(_length(piece) - inside, len(where))
+        if isinstance(piece, bytes):
+            where[:size] = piece[inside : inside + size]
+            return size
+        done = 0
+        while done < size:
+            came = os.preadv(self._arena, [where[done:size]], piece[0] + inside + done)
+            if came == 0:
+                raise NotUsable("it was given back")
+            done += came
+        return size
 
     def close(self) -> None:
-        with contextlib.suppress(BufferError):  # a thread that was left behind still reads
-            self._arena.release()
-            self._map.close()
+        os.close(self._arena)
 
 
 class Memory:
@@ -86,7 +92,7 @@ class Memory:
             return False
         try:
             self._files[place.file].read_into(place.at, where)
-        except NotUsable:
+        except (NotUsable, OSError):
             return False
         return xxhash.xxh3_128_hexdigest(where) == place.hash
 
@@ -107,9 +113,9 @@ def remember(keeper: RankLink, checkpoint: str, files: Mapping[str, FileEntry]) 
         try:
             name, file = _open(arena, size, content)
         except (OSError, ValueError, KeyError, TypeError, IndexError):
+            os.close(arena)
             continue  # storage has it
         finally:
-            os.close(arena)
             os.close(content)
         if name in files and files[name].bytes == file.size and name not in found:
             found[name] = file
@@ -119,20 +125,16 @@ def remember(keeper: RankLink, checkpoint: str, files: Mapping[str, FileEntry]) 
 
 
 def _open(arena: int, size: int, content: int) -> tuple[str, RememberedFile]:
-    """Raises NotUsable, or what a description that is none leads to."""
+    """The file gets the arena. Raises NotUsable, or what a description that is none leads to."""
     told = json.loads(os.pread(content, os.fstat(content).st_size, 0))  # others share its position
     seal = bytes.fromhex(told["seal"])
-    if os.fstat(arena).st_size < size + len(seal):
-        raise NotUsable("it was given back")
     smalls = [cargo.Small(key, tuple(path), *rest) for key, path, *rest in told["smalls"]]
     pieces = list(_pieces(cargo.from_plain(told["items"]), smalls))
     if any(not isinstance(one, bytes) and not 0 <= one[0] <= one[0] + one[1] <= size for one in pieces):
         raise NotUsable("what it is said to hold lies outside")
-    mapped = mmap.mmap(arena, size + len(seal), prot=mmap.PROT_READ)
-    if mapped[size : size + len(seal)] != seal or not any(seal):
-        mapped.close()
+    if not any(seal) or os.pread(arena, len(seal), size) != seal:
         raise NotUsable("another copy was begun in it")
-    return str(told["file"]), RememberedFile(mapped, pieces)
+    return str(told["file"]), RememberedFile(arena, pieces)
 
 
 def _pieces(items: Sequence[cargo.Item], smalls: Sequence[cargo.Small]) -> Iterator[Piece]:
