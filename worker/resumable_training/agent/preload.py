@@ -41,7 +41,7 @@ from resumable_training.agent.ranks import (
 from resumable_training.contract.assignment import AgentSpec
 
 VARIABLE = "RESUMABLE_PRELOAD"
-FORK_SECONDS = 1.0  # for the answer to a request; the agent's loop stands still meanwhile
+FORK_SECONDS = 2.0  # for the answer to a request; the agent's loop stands still meanwhile
 IDLE_SECONDS = 3.0  # a parent that has neither computed nor read for so long hangs in an import
 LAST_WORDS_SECONDS = 0.2  # to read what a parent that failed has printed
 LONGEST_SECONDS = 120.0  # of the imports, before ranks no longer wait for them

@@ -8,9 +8,14 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 from resumable_training.contract import env
 
+_LIBRARY = (
+    *("async_save", "documents", "elsewhere", "fitness", "load", "optimizers", "preflight", "resume"),
+    *("state", "stores"),
+)
+
 SCRIPT, MODULE, TEXT = "script", "module", "text"
 
-# Imported where it is installed; ``resumable_training.run`` with what it needs is the library's own part.
+# Imported where it is installed. Of the library, what a rank would load on its way to the first step.
 USUAL = (
     "torch",
     "torch.distributed",
@@ -21,6 +26,7 @@ USUAL = (
     "numpy",
     "fsspec",
     "resumable_training.run",
+    *("resumable_training.checkpoint." + name for name in _LIBRARY),
 )
 # One thread, and no look for GPUs that would make a context: what a process must keep to that is forked.
 FORCED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}

@@ -9,6 +9,7 @@ Stand-alone: runs in the user's interpreter, of any version from 3.9, without th
 the agent, and hears, is one JSON object a message: see ``preload``.
 """
 
+import gc
 import importlib
 import importlib.util
 import json
@@ -73,8 +74,10 @@ def main(settings: Dict[str, Any]) -> None:
     except Unfit as error:
         tell(control, kind="unfit", why=str(error)[:1000])
         os._exit(0)
+    gc.collect()
+    known = sources()
     tell(control, kind="ready", seconds=round(time.monotonic() - began, 3), modules=loaded)
-    serve(control, settings)
+    serve(control, settings, known)
 
 
 def restore_environment(settings: Dict[str, Any]) -> None:
@@ -219,12 +222,8 @@ def generators() -> Dict[str, Any]:
 # forking ------------------------------------------------------------------------------------------------
 
 
-def serve(control: socket.socket, settings: Dict[str, Any]) -> None:
+def serve(control: socket.socket, settings: Dict[str, Any], known: Dict[str, Any]) -> None:
     """Fork a rank whenever the agent asks; returns in the rank. Ends with the agent."""
-    import gc
-
-    gc.collect()
-    known = sources()
     while True:
         gc.freeze()  # what is there is no garbage, and looking for some would copy its pages in each rank
         data, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 2)
