@@ -17,8 +17,9 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore  
 from resumable_training.errors import MasterBindFailed, PeerLost, StartTimeout, UserError
 from resumable_training.launch import Launch
 
-_RETRY_SECONDS = 0.02
+_RETRY_SECONDS = 0.005
 _BACKLOG = 4096
+_OF_ONE_SECONDS = 60.0  # nobody else is waited for
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,16 @@ def _alone(device: torch.device, timeout_seconds: float) -> Group:
     store = HashStore()
     _initialize(device, store, 0, 1, timeout_seconds)
     return Group(store, None, None)
+
+
+def of_one() -> dist.ProcessGroup:
+    """A CPU group of this process alone, in which collectives cost nothing."""
+    store, timeout = HashStore(), timedelta(seconds=_OF_ONE_SECONDS)
+    group = dist.ProcessGroup(store, 0, 1)
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    backend = dist.ProcessGroupGloo(store, 0, 1, timeout)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    return group
 
 
 def _initialize(

@@ -284,8 +284,8 @@ class Run:
     def ddp(self, model: torch.nn.Module, **options: Any) -> DistributedDataParallel:
         """Wrap ``model`` in DDP so that a resume is bit for bit also with 3 and more ranks.
 
-        DDP rebuilds its buckets after the first backward and then sums in another order; from 3 ranks on two
-        throw-away passes have that done before it matters. ``options`` go to DDP.
+        DDP rebuilds its buckets after the first backward and then sums in another order; from 3 ranks on a
+        throw-away pass has that done before it matters. ``options`` go to DDP.
         """
         return tracking.wrap_ddp(model, self.device, self.world_size, options)
 

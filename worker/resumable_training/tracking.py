@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from resumable_training.errors import UserError
+from resumable_training.process_group import of_one
 
 Warn = Callable[[str], None]
 
@@ -160,8 +161,8 @@ def wrap_ddp(
 ) -> DistributedDataParallel:
     """DDP whose resume is bit for bit: from 3 ranks on buckets must not be rebuilt in a step that counts.
 
-    DDP rebuilds its buckets once, after the first backward, and sums in another order from then on. Two
-    throw-away passes have that behind us; they cost two reductions of the gradients, once an attempt.
+    DDP rebuilds its buckets once, after the first backward, and sums in another order from then on. A
+    throw-away pass has that behind us, once an attempt; on CPUs nothing is reduced in it.
     """
     if device.type == "cuda":
         options = {"device_ids": [device.index], **options}
@@ -192,10 +193,14 @@ def _settle_buckets(ddp: DistributedDataParallel) -> None:
         raise UserError("run.ddp(model) comes before the first backward")
     ddp.module = _SumOfParameters(parameters)
     buffers, ddp.modules_buffers = ddp.modules_buffers, []  # the stand-in has none to synchronise
+    if all(parameter.device.type == "cpu" for parameter in parameters):
+        # The order of buckets follows from the order of parameters: the ranks need not speak about it.
+        ddp.reducer._update_process_group(of_one())
     try:
-        for _ in range(2):  # the second forward rebuilds, and must be followed by a backward
-            ddp().backward()
+        ddp().backward()
+        ddp._has_rebuilt_buckets = ddp.reducer._rebuild_buckets()  # as the next forward would
     finally:
+        ddp.reducer._update_process_group(ddp.process_group)
         ddp.module = model
         ddp.modules_buffers = buffers
         for parameter in parameters:
