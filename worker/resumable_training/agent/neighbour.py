@@ -18,10 +18,12 @@ import json
 import re
 import time
 from dataclasses import dataclass, replace
-from typing import Callable, Optional, Tuple
+from typing import Any, Callable, Coroutine, Optional, Tuple, TypeVar
 
 from resumable_training.contract import events
 from resumable_training.contract.assignment import Assignment, Member
+
+T = TypeVar("T")
 
 INTERVAL_SECONDS = 0.25  # between questions
 ANSWER_SECONDS = 0.5  # for an answer, then the question is asked anew on another connection; and to connect
@@ -156,7 +158,7 @@ class NeighbourWatch:
         try:
             if self._line is None:
                 opening = asyncio.open_connection(self.peer.address, self.peer.agent_port)
-                self._line = _Line(*await asyncio.wait_for(opening, limit))
+                self._line = _Line(*await within(opening, limit))
             return await self._line.ask(self.peer.worker, limit)
         except ConnectionRefusedError:
             return REFUSED
@@ -184,7 +186,7 @@ class _Line:
         """
         self._writer.write(_QUESTION)
         try:
-            body = await asyncio.wait_for(self._read(), limit)
+            body = await within(self._read(), limit)
         except asyncio.TimeoutError:
             # Of an old line nobody knows whether the machine at its other end is still there.
             return ACCEPTED if self._is_new else NOTHING
@@ -204,7 +206,7 @@ class _Line:
     async def breaks_within(self, seconds: float) -> bool:
         """Wait so long; True, at once, when the other side closes it, or says what it was not asked."""
         try:
-            await asyncio.wait_for(self._reader.read(1), seconds)
+            await within(self._reader.read(1), seconds)
         except asyncio.TimeoutError:
             return False
         except OSError:
@@ -213,3 +215,25 @@ class _Line:
 
     def close(self) -> None:
         self._writer.transport.abort()
+
+
+async def within(work: "Coroutine[Any, Any, T]", seconds: float) -> T:
+    """What comes of ``work``, if it comes in time.
+
+    Before Python 3.12 ``asyncio.wait_for`` loses a cancellation that comes in the moment in which its work is
+    done: when both of two agents end, a watch that goes on for ever would keep this one from ending.
+
+    Raises:
+        asyncio.TimeoutError: it took longer, and was cancelled.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+    except asyncio.CancelledError:
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody will ask for it
+        task.cancel()
+        raise
+    if not task.done():
+        task.cancel()
+        raise asyncio.TimeoutError
+    return task.result()
