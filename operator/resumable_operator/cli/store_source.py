@@ -108,6 +108,7 @@ class StoreSource(ABC):
         if strange:
             raise UsageProblem(f"--protect {strange[0]}: give a step or the full name of a checkpoint")
         with self.whole() as store:
+            now = prune.earlier_clock(store, now) if act else now
             planned = prune.plan(
                 store,
                 now,

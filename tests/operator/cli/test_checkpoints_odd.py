@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from checkpoint_store import Store, flip_a_bit
 
+from resumable_operator.cli import store_source
 from resumable_training.checkpoint.documents import Pin, seal, unseal
 from resumable_training.checkpoint.errors import StorageUnavailable
 from resumable_training.checkpoint.listing import survey
@@ -182,3 +184,14 @@ def test_a_volume_that_is_not_mounted(rtj, run, bare) -> None:
     result = rtj("checkpoints", "list", run.path)
     assert (result.exit_code, "is the volume mounted?" in result.output) == (6, True), result.output
     refused(rtj("checkpoints", "list", bare.job().path), "this run has made no checkpoint")
+
+
+def test_a_pin_holds_on_a_machine_whose_clock_is_ahead(rtj, made: Store, monkeypatch) -> None:
+    """`prune --yes` there would delete what somebody reads."""
+    (made.root / "probes").mkdir()
+    assert rtj("checkpoints", "pin", made.root, 10, "--until", "7d").exit_code == 0
+    ahead = time.time() + 30 * 86400
+    monkeypatch.setattr(store_source.time, "time", lambda: ahead)
+    result = rtj("checkpoints", "prune", made.root, "--keep", 2, "--yes")
+    assert f"{name(10, 1)}  stays: pinned" in result.output
+    assert (made.root / name(10, 1)).is_dir()

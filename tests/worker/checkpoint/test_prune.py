@@ -12,7 +12,7 @@ from checkpoint_store import Store
 from resumable_training.checkpoint.documents import Pin, pin
 from resumable_training.checkpoint.errors import StorageUnavailable
 from resumable_training.checkpoint.local import LocalStore
-from resumable_training.checkpoint.prune import LEFTOVER_SECONDS, carry_out, plan
+from resumable_training.checkpoint.prune import LEFTOVER_SECONDS, carry_out, earlier_clock, plan
 from resumable_training.contract.manifest import checkpoint_name as name
 
 
@@ -125,3 +125,13 @@ def test_one_that_can_not_be_deleted_keeps_no_others(store: LocalStore, later: f
     gone = carry_out(store, planned, later, lambda one, why: failed.update({one.name: str(why)}))
     assert failed == {name(20, 1): "Permission denied"}
     assert len(gone) == len(planned.doomed) - 1
+
+
+def test_a_clock_that_is_ahead_ends_no_pin(made: Store, store: LocalStore, monkeypatch) -> None:
+    """The store's is asked, by a file that goes again; where nobody may write, ours must do."""
+    now, ahead = time.time(), time.time() + 30 * 86400
+    assert earlier_clock(store, ahead) == ahead  # it has no place for probes
+    (made.root / "probes").mkdir()
+    assert abs(earlier_clock(store, ahead) - now) < 600
+    assert earlier_clock(store, now - 86400) == now - 86400
+    assert os.listdir(made.root / "probes") == []

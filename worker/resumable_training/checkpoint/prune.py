@@ -8,11 +8,13 @@ what looks incomplete must be old.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from resumable_training.checkpoint.documents import DamagedDocument, read_pins
 from resumable_training.checkpoint.errors import CheckpointError, StorageUnavailable
+from resumable_training.checkpoint.identity import PROBES_DIRECTORY
 from resumable_training.checkpoint.listing import Survey, survey
 from resumable_training.checkpoint.retain import leftovers, to_delete
 from resumable_training.checkpoint.store import Store
@@ -122,6 +124,22 @@ def _why(name: str, seen: Survey) -> str:
     if name in seen.incomplete:
         return "left by a save or a deletion that was cut off"
     return "older than those to keep" if seen.chain.contains(name) else "off the chain"
+
+
+def earlier_clock(store: Store, now: float) -> float:
+    """Our wall clock or the store's, whichever is behind.
+
+    Pins say until when they hold: by a clock that is a week ahead none would. Ours is taken where the store
+    lets nobody write, as on a full disk.
+    """
+    name = f"{PROBES_DIRECTORY}/{uuid.uuid4().hex}"
+    try:
+        store.create(name, b"")
+        there = [entry.modified for entry in store.entries(PROBES_DIRECTORY) if name.endswith(entry.name)]
+        store.delete(name)
+    except CheckpointError:
+        return now
+    return min([now, *there])
 
 
 def carry_out(
