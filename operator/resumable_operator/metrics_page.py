@@ -25,6 +25,7 @@ from resumable_operator.decide.observation import Job
 from resumable_training.contract import metrics as names
 
 SLICE_SECONDS = 0.002  # of work between two looks at what else there is to do
+MOST_FORMATS = 3
 _END = b"# EOF\n"  # of OpenMetrics
 _NAMESPACE, _JOB, _VALUE = "namespace-hole", "job-hole", 7_777_777.5
 LABELS = (names.NAMESPACE, names.JOB)
@@ -63,8 +64,7 @@ class JobsPage:
 
     def __init__(self, families: tuple[Family, ...]) -> None:
         self._families = families
-        self._content_type = ""
-        self._format: _Format | None = None
+        self._formats: dict[str, _Format] = {}  # by content type, the one that was asked for last at the end
 
     async def render_in_slices(
         self, own: CollectorRegistry, jobs: Iterable[Job], now: float, accept: str
@@ -87,11 +87,13 @@ class JobsPage:
         return form.whole(own, list(form.rows(list(jobs), now))), content_type
 
     def _form(self, accept: str) -> tuple[_Format, str]:
-        """One format is kept: a fleet has one Prometheus, or several that ask for the same."""
+        """A fleet has one Prometheus, or a few: their formats are kept, however many others are asked for."""
         encoder, content_type = choose_encoder(accept)
-        if self._format is None or self._content_type != content_type:
-            self._format, self._content_type = _Format(encoder, self._families), content_type
-        return self._format, content_type
+        form = self._formats.pop(content_type, None) or _Format(encoder, self._families)
+        self._formats[content_type] = form
+        if len(self._formats) > MOST_FORMATS:
+            del self._formats[next(iter(self._formats))]
+        return form, content_type
 
 
 class _Format:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from resumable_operator import metrics_page
 from resumable_operator.decide.observation import Job
 from resumable_operator.metrics import JOB_FAMILIES, jobs_page
 from resumable_operator.metrics_page import Family, JobsPage
@@ -106,6 +108,33 @@ async def test_a_stored_job_is_asked_once() -> None:
         body, _ = await page.render_in_slices(own(), [shown], 1.0, "")
         assert b'resumable_moving{namespace="ns",training_job="a"} +Inf\n' in body
     assert sorted(asked) == ["moving"] * 3 + ["still"] * 2
+
+
+async def test_scrapers_of_several_formats_take_nothing_from_each_other() -> None:
+    """Each format is written once of a job as it is stored; only a few are kept."""
+    asked: list[str] = []
+
+    def told(_job: Job, _now: float) -> float:
+        asked.append("")
+        return 1.0
+
+    page, same = JobsPage((Family("resumable_still", "Still.", told),)), job("a")
+    for _ in range(5):
+        for accept in FORMATS[:3]:
+            page.render(own(), [same], 1.0, accept)
+    assert len(asked) == 3
+    for accept in (*FORMATS, FORMATS[0]):
+        page.render(own(), [same], 1.0, accept)
+    assert len(asked) == 5
+
+
+async def test_two_scrapes_at_once_are_both_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one waits its turn another begins, and a job is deleted: each has the jobs that it asked for."""
+    monkeypatch.setattr(metrics_page, "SLICE_SECONDS", 0.0)
+    page, many = jobs_page(), [job(f"j-{number}") for number in range(20)]
+    asked = (many, many[5:], many[:1], many)
+    found = await asyncio.gather(*(page.render_in_slices(own(), jobs, 2000.0, "") for jobs in asked))
+    assert list(found) == [expected(jobs, 2000.0, "") for jobs in asked]
 
 
 def test_what_moves_is_known() -> None:
