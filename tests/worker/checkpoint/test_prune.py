@@ -135,3 +135,14 @@ def test_a_clock_that_is_ahead_ends_no_pin(made: Store, store: LocalStore, monke
     assert abs(earlier_clock(store, ahead) - now) < 600
     assert earlier_clock(store, now - 86400) == now - 86400
     assert os.listdir(made.root / "probes") == []
+
+
+def test_only_what_may_go_is_looked_into(store: LocalStore, later: float, monkeypatch) -> None:
+    """Each costs a listing, and of ten thousand in a bucket most stay."""
+    looked: list[str] = []
+    real = store.entries
+    monkeypatch.setattr(store, "entries", lambda where="": looked.append(where) or real(where))
+    planned = plan(store, later, keep_last=2)
+    assert sorted(where for where in looked if where.startswith("step-")) == sorted(
+        one.name for one in planned.doomed
+    )

@@ -16,6 +16,7 @@ from resumable_training.checkpoint.documents import DamagedDocument, read_pins
 from resumable_training.checkpoint.errors import CheckpointError, StorageUnavailable
 from resumable_training.checkpoint.identity import PROBES_DIRECTORY
 from resumable_training.checkpoint.listing import Survey, survey
+from resumable_training.checkpoint.many import at_once
 from resumable_training.checkpoint.retain import leftovers, to_delete
 from resumable_training.checkpoint.store import Store
 from resumable_training.contract.manifest import MARKER_FILE, parse_checkpoint_name
@@ -73,7 +74,7 @@ def plan(
         ),
         *leftovers(seen.chain, seen.complete, seen.incomplete, only_incomplete=True),
     }
-    found = [_describe(store, name, seen, now) for name in (*seen.complete, *seen.incomplete)]
+    found = at_once(lambda name: _describe(store, name, seen, now), sorted(wanted))
     old = {one.name for one, age in found if one.name in seen.complete or age >= LEFTOVER_SECONDS}
     doomed = sorted((one for one, _ in found if one.name in wanted & old - held), key=_order)
     return Plan(
