@@ -107,11 +107,16 @@ def save_wide(rank: int, world_size: int, group: Any, root: str, kind: str) -> d
 
 
 def load_wide(
-    rank: int, world_size: int, group: Any, root: str, kind: str, attempt: int, apart: bool = False
+    rank: int, world_size: int, group: Any, root: str, kind: str, attempt: int, where: str = "together"
 ) -> dict[str, Any]:
-    """What this rank reads of the shards, and what it then has. ``apart``: each rank on its own machine."""
-    if apart:
+    """What this rank reads of the shards, and what it then has.
+
+    ``where``: "together"; "apart", each rank on a machine of its own; "blind", rank 1 sees no other process.
+    """
+    if where == "apart":
         live_apart(rank)
+    if where == "blind" and rank == 1:
+        shelf.Neighbours = _no_neighbours  # type: ignore[assignment, misc]
     meter = Meter()
     meter.install()
     state = wide_state(kind, world_size)
@@ -121,6 +126,10 @@ def load_wide(
     report = rank_programs.make_engine(root, rank, world_size, group, attempt=attempt).restore(state)
     assert report is not None
     return {"bytes": meter.bytes, "ranges": meter.ranges, "values": digest(state)}
+
+
+def _no_neighbours(addresses: Any) -> Any:
+    raise PermissionError("/proc is hidden")
 
 
 def live_apart(rank: int) -> None:
