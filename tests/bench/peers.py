@@ -22,7 +22,7 @@ from contenders import (
     start_elastic,
 )
 from launch import Running
-from peers_install import NotInstalled, Peer, environment_of
+from peers_install import NotInstalled, Peer, environment_of, version_of
 from recovery_cases import Leg
 
 HEARTBEAT_TIMEOUT_MS = 1000
@@ -112,9 +112,10 @@ def _nvrx(peer: Peer, programs: Path) -> list[Contender]:
 
 
 def _torchft(peer: Peer, programs: Path) -> list[Contender]:
+    version = version_of(programs, "torchft-nightly")
     note = (
-        f"a replica for each rank, heartbeat time-out {HEARTBEAT_TIMEOUT_MS} ms (5 s by default), each under "
-        "a torchrun of its own that restarts it"
+        f"{version}, a replica for each rank, heartbeat time-out {HEARTBEAT_TIMEOUT_MS} ms (5 s by default), "
+        "each under a torchrun of its own that restarts it"
     )
     start = partial(start_torchft, programs)
     rank = {"rank": kill_rank}

@@ -60,6 +60,13 @@ def environment_of(peer: Peer) -> Path:
     return programs
 
 
+def version_of(programs: Path, package: str) -> str:
+    """Of what is installed there."""
+    code = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"
+    done = subprocess.run([programs / "python", "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
 def _run(peer: Peer, command: list[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_SECONDS)
