@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import venv
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from agent_process import AgentProcess, process_exists, wait_until
 
+from resumable_training.agent.bundle import write_bundle
 from resumable_training.contract import events
 from resumable_training.contract.assignment import Limits
 
@@ -93,6 +95,14 @@ def test_ranks_are_forked_from_the_first_attempt_on(tmp_path: Path, bare_python:
         assert parent_of(agent) == parent
         assert not warnings_of(agent)
     wait_until(lambda: not process_exists(parent), "the parent's end with its agent")
+
+
+def test_the_agent_that_pods_get_preloads_too(tmp_path: Path, bare_python: str) -> None:
+    """From one file, isolated, and with an interpreter that is not the ranks'."""
+    write_bundle(tmp_path / "agent.pyz")
+    launcher = (sys.executable, "-I", "-S", str(tmp_path / "agent.pyz"))
+    with agent_of(tmp_path, bare_python, launcher=launcher) as agent:
+        assert one_attempt(agent) == ["forked"] * 2
 
 
 def test_it_says_what_it_is(tmp_path: Path, bare_python: str) -> None:
