@@ -55,7 +55,7 @@ class Store(Protocol):
         ...
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file; None when it does not exist."""
+        """Bytes of a file; None when it does not exist, or is none (a directory)."""
         ...
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
