@@ -31,6 +31,8 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20, help="total steps of the job")
     parser.add_argument("--step-seconds", type=float, default=0.02)
+    parser.add_argument("--slow-every", type=int, default=0, help="steps; each such step is a slow one")
+    parser.add_argument("--slow-seconds", type=float, default=3.0, help="that a slow step takes longer")
     parser.add_argument("--setup-seconds", type=float, default=0.0, help="before it connects")
     parser.add_argument("--global-batch", type=int, default=64, help="samples per step, over all ranks")
     parser.add_argument("--checkpoint-every", type=int, default=0, help="steps; 0: only when drained")
@@ -184,6 +186,8 @@ class FakeRank:
         began, kind = time.monotonic_ns(), self.work()
         time.sleep(self.chosen.step_seconds)
         progress = self.progress
+        if self.chosen.slow_every and (progress.step + 1) % self.chosen.slow_every == 0:
+            time.sleep(self.chosen.slow_seconds)
         progress.step += 1
         progress.samples += self.chosen.global_batch
         progress.rework_steps += kind == "rework"
