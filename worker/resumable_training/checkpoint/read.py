@@ -29,7 +29,7 @@ from resumable_training.checkpoint.memory import Memory
 from resumable_training.checkpoint.moments import moment
 from resumable_training.checkpoint.ranks import Ranks
 from resumable_training.checkpoint.share import NOBODY, Numbers
-from resumable_training.checkpoint.shelf import Address, Neighbours, Shelves
+from resumable_training.checkpoint.shelf import Address, Neighbours, Shelf, Shelves
 from resumable_training.checkpoint.store import Store
 from resumable_training.checkpoint.verify import DAMAGED, OK, Verdict
 
@@ -135,11 +135,17 @@ class Reader:
         on_one_machine = self._stage(wishes, everything=last)
         moment("load.verified")
         needs = self._ranks.agree(lambda: self._settle(wanted))
-        if on_one_machine and self._shelves.others is not None:
+        at_hand = on_one_machine and self._are_shelved(needs)
+        if at_hand and self._shelves.others is not None:
             self._take(wanted, needs[self._ranks.rank], self._shelves.others, keep=not last)
         else:
             self._deliver(wanted, needs, keep=not last)
         return wanted
+
+    def _are_shelved(self, needs: Sequence[share.Numbers]) -> bool:
+        """Not so where an item proved to lie otherwise than it should, so that more of it is needed."""
+        places = self._shelves.places
+        return all(block in places for rows in needs for block, _, _ in rows.tolist())
 
     def _landings(self, template: Mapping[str, torch.Tensor | None], trusted: bool) -> list[Landing]:
         return [
@@ -160,7 +166,9 @@ class Reader:
         self._owners = owners
         needed: list[bool] = (parts.max(axis=0) > 0).tolist()
         self._held |= np.array(needed, dtype=np.bool_)
-        shares = self._ranks.agree(lambda: self._read_share(new, needed))
+        others = np.delete(parts, self._ranks.rank, 0)
+        elsewhere: list[bool] = (others.max(axis=0, initial=0) > 0).tolist()
+        shares = self._ranks.agree(lambda: self._read_share(new, needed, elsewhere))
         verdict = self._agreed(verify.worst(one.verdict for one in shares))
         if verdict.outcome != OK:
             raise NotWhole(verdict)
@@ -187,15 +195,18 @@ class Reader:
         parts: share.Parts = np.ceil(share.ALL * shares).astype(np.uint8)
         return parts.tobytes()
 
-    def _read_share(self, new: list[int], needed: Sequence[bool]) -> _Share:
-        """Read this rank's blocks; stops at the first that is not right."""
+    def _read_share(self, new: list[int], needed: Sequence[bool], elsewhere: Sequence[bool]) -> _Share:
+        """Read this rank's blocks; stops at the first that is not right.
+
+        ``needed``, ``elsewhere``: of each block, whether any rank wants it, and whether another one does.
+        """
         shelf = self._shelves.own
         if shelf is not None:
-            shelf.make_room({number: int(self._sizes[number]) for number in new if needed[number]})
+            self._make_room(shelf, new, elsewhere)
 
         def read(number: int) -> tuple[bytes | memoryview, Verdict | None]:
             place = self._blocks.places[number]
-            shelved = shelf.view(number, place.length) if shelf is not None and needed[number] else None
+            shelved = shelf.view(number, place.length) if shelf is not None and elsewhere[number] else None
             if self._memory.holds(place):
                 where = memoryview(bytearray(place.length)) if shelved is None else shelved
                 if self._memory.fill(place, where):
@@ -218,6 +229,16 @@ class Reader:
             for item in self._beginning.get(number, ()) if needed[number] else ():
                 self._look_into(item, result)
         return result
+
+    def _make_room(self, shelf: Shelf, new: list[int], elsewhere: Sequence[bool]) -> None:
+        """For what others want, too; what only this rank has wanted so far comes on the shelf with it."""
+        late = [number for number in self._staged if elsewhere[number] and number not in shelf.places]
+        wanted = [*late, *(number for number in new if elsewhere[number])]
+        shelf.make_room({number: int(self._sizes[number]) for number in wanted})
+        for number in late:
+            place = shelf.view(number, int(self._sizes[number]))
+            place[:] = self._staged[number]
+            self._staged[number] = place
 
     def _look_into(self, number: int, result: _Share) -> None:
         item = self._catalog.items[number]
