@@ -131,6 +131,16 @@ def test_modules_that_can_not_be_preloaded(tmp_path: Path, bare_python: str, nam
         assert not [pid for pid in children.split() if "rtj-preload" in _read(pid, "comm")]
 
 
+def test_who_waits_for_imports_can_be_stopped(tmp_path: Path, bare_python: str) -> None:
+    """An attempt that has no ranks yet ends at once, however long the parent will be busy."""
+    with agent_of(tmp_path, bare_python, mine="while True: pass", preload_modules=("mine",)) as agent:
+        agent.begin()
+        assert agent.state().ranks_alive == 0
+        agent.request("stop")
+        assert agent.ended() == events.STOPPED
+        assert not warnings_of(agent)
+
+
 def test_without_preloading(tmp_path: Path, bare_python: str) -> None:
     """Switched off there is no parent and no word about it."""
     with agent_of(tmp_path, bare_python, preload=False) as agent:

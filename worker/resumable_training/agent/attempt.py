@@ -106,7 +106,7 @@ class Attempt:
         try:
             await self._link.open()
             self._context.keeper.begin(self.number, self._leaders)
-            await self._context.starter.until_ready()
+            await self._context.starter.until_ready(lambda: self.ending)
             for local in range(0 if self.ending else member.ranks):  # it may have been stopped meanwhile
                 self._start_rank(local)
         except (OSError, ValueError) as error:  # ValueError: what no process can be given, a zero byte

@@ -141,9 +141,9 @@ class PreloadStarter:
         elif self.spec.preload_modules or commands.uses_torch(self._text()):
             self._probe()
 
-    async def until_ready(self) -> None:
+    async def until_ready(self, unless: Callable[[], bool]) -> None:
         """Wait for a parent that gets on with its imports, which a rank would have to do as well."""
-        while self._parent and not self._parent.ready:
+        while self._parent and not self._parent.ready and not unless():
             self._changed.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), _LOOK_SECONDS)

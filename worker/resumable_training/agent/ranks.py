@@ -11,7 +11,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Mapping, Protocol, Sequence, Tuple
+from typing import Callable, Dict, Mapping, Protocol, Sequence, Tuple
 
 from resumable_training.agent import reap
 from resumable_training.contract import CONTRACT_VERSION, env
@@ -55,8 +55,12 @@ class RankStarter(Protocol):
         """The agent serves, and its loop runs."""
         ...
 
-    async def until_ready(self) -> None:
-        """Called before the ranks of an attempt are started; may wait for what starts them sooner."""
+    async def until_ready(self, unless: Callable[[], bool]) -> None:
+        """Called before the ranks of an attempt are started; may wait for what starts them sooner.
+
+        Args:
+            unless: it is of no use any more.
+        """
         ...
 
     def close(self) -> None:
@@ -91,7 +95,7 @@ class ColdStarter:
     def begin(self) -> None:
         """Nothing to prepare."""
 
-    async def until_ready(self) -> None:
+    async def until_ready(self, unless: Callable[[], bool]) -> None:
         """It always is."""
 
     def close(self) -> None:
