@@ -1,0 +1,68 @@
+"""What ranks do in the tests of restores from memory beside this file; run by ``rank_programs.run_ranks``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from rank_programs import full_values, make_engine, make_state, save, train
+
+from resumable_training.checkpoint.errors import StorageUnavailable
+from resumable_training.checkpoint.local import LocalStore
+from resumable_training.contract import env
+
+
+def live_here(rank: int, world_size: int, keeper: str, number: int) -> None:
+    """What an agent tells its ranks."""
+    os.environ |= {env.KEEPER: keeper, env.ATTEMPT: str(number)}
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world_size)}
+
+
+def arena_of(engine: Any) -> int:
+    return os.fstat(engine._saver._snapshot.arena.descriptor).st_ino
+
+
+def saving_run(
+    rank: int, world_size: int, group: Any, root: str, keeper: str, number: int, kind: str, steps: int
+) -> Any:
+    """Go on from what there is, and save; the values, and which memory they were copied into."""
+    live_here(rank, world_size, keeper, number)
+    state = make_state(kind, 1, world_size)
+    engine = make_engine(root, rank, world_size, group, attempt=number)
+    report = engine.restore(state)
+    train(state, steps)
+    assert save(engine, state, (report.step if report else 0) + steps, rank).ok
+    found = arena_of(engine)
+    engine.close()
+    return full_values(state), found
+
+
+def loading_run(
+    rank: int, world_size: int, group: Any, root: str, keeper: str, number: int, kind: str, blind: str
+) -> Any:
+    """``blind``: part of the names of files that storage does not give out."""
+
+    def unreadable(self: LocalStore, name: str, *_: Any) -> Any:
+        raise StorageUnavailable(f"{name}: it hangs")
+
+    live_here(rank, world_size, keeper, number)
+    engine = make_engine(root, rank, world_size, group, attempt=number)
+    for method in ("read", "read_into"):
+        _blind(method, blind, unreadable)
+    state = make_state(kind, 2, world_size)
+    try:
+        report = engine.restore(state)
+    except StorageUnavailable as error:
+        return str(error)
+    assert report is not None
+    engine.close()
+    return full_values(state), report.step, report.memory_bytes, report.storage_bytes
+
+
+def _blind(method: str, part: str, otherwise: Any) -> None:
+    real = getattr(LocalStore, method)
+
+    def look(self: LocalStore, name: str, *arguments: Any) -> Any:
+        return (otherwise if part and part in name else real)(self, name, *arguments)
+
+    setattr(LocalStore, method, look)

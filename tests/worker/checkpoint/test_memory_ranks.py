@@ -1,0 +1,63 @@
+"""Ranks of the next attempt resume from their worker's memory: at any size, bit for bit."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from campaign_programs import Home, a_home
+from memory_programs import loading_run, saving_run
+from rank_programs import run_ranks
+from test_ranks import assert_same
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    with a_home(monkeypatch) as home:
+        yield home
+
+
+def attempt(home: Home, number: int, world_size: int, program: Any, directory: Path, *more: Any) -> list[Any]:
+    home.begin(number, world_size)
+    try:
+        arguments = (str(directory / "store"), home.path, number, *more)
+        return run_ranks(world_size, program, directory, *arguments)
+    finally:
+        home.end(number)
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after"), [("fsdp", 2, 2), ("fsdp", 2, 3), ("ddp", 2, 1), ("plain", 1, 2)]
+)
+def test_shards_come_from_memory_at_any_size(
+    kind: str, before: int, after: int, tmp_path: Path, home: Home
+) -> None:
+    """With not one byte of them from storage, and the same bits as from there."""
+    expected = attempt(home, 1, before, saving_run, tmp_path, kind, 3)[0][0]
+    kind = "ddp" if kind == "plain" else "plain" if after == 1 else kind
+    for values, step, memory, storage in attempt(home, 2, after, loading_run, tmp_path, kind, ".distcp"):
+        assert_same(values, expected)
+        assert (step, storage) == (3, 0)
+        assert memory > 0
+
+
+def test_memory_alone_is_no_resume_point(tmp_path: Path, home: Home) -> None:
+    """Where storage can't say which checkpoint is the newest on the chain, nobody can tell."""
+    attempt(home, 1, 1, saving_run, tmp_path, "plain", 1)
+    for blind in ("records/", "manifest.json", ".metadata"):
+        (told,) = attempt(home, 2, 1, loading_run, tmp_path, "plain", blind)
+        assert "it hangs" in told
+    ((_, step, memory, storage),) = attempt(home, 2, 1, loading_run, tmp_path, "plain", "")
+    assert (step, storage) == (1, 0)
+    assert memory > 0
+
+
+def test_the_next_attempt_copies_into_the_same_memory(tmp_path: Path, home: Home) -> None:
+    """Each rank takes the arena of its place, and what is saved from it is resumed in turn."""
+    first = attempt(home, 1, 2, saving_run, tmp_path, "ddp", 1)
+    second = attempt(home, 2, 2, saving_run, tmp_path, "ddp", 1)
+    assert [arena for _, arena in first] == [arena for _, arena in second]
+    (values, step, memory, storage), *_ = attempt(home, 3, 2, loading_run, tmp_path, "ddp", ".distcp")
+    assert_same(values, second[0][0])
+    assert (step, storage) == (2, 0)
+    assert memory > 0
