@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 from resumable_training.contract.framing import Inbox, Message, send
 
+_NOT_MEANT = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}  # for the rank; they reach whole groups
 _CLOSE_SECONDS = 60.0  # for retention that is still at work
 _ROOT = str(Path(__file__).resolve().parents[2])
 # The package is found as here, even where the script has put its place on the path; last, so that nothing in
@@ -33,6 +35,7 @@ class WriterProcess:
         """``listener``: a socket's descriptor that it inherits. Raises OSError when it can't be started."""
         ours, theirs = socket.socketpair()
         given = [theirs.fileno(), *([listener] if listener >= 0 else [])]
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_MEANT)  # the new process begins like that
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", PROGRAM, _ROOT, str(os.getpid()), str(theirs.fileno())],
@@ -43,6 +46,7 @@ class WriterProcess:
             ours.close()
             raise
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
         self._socket = ours
         self._inbox = Inbox(ours)
