@@ -18,7 +18,7 @@ PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3.14 p
 	if $$candidate -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
 	then echo $$candidate; break; fi; done)
 
-.PHONY: help setup demo test test-fast check format soak bench bench-recovery bench-operator bench-checkpoint deploy binaries cluster cluster-down demo-cluster clean
+.PHONY: help setup demo test test-fast check format soak bench bench-recovery bench-recovery-cluster bench-operator bench-checkpoint deploy binaries cluster cluster-down demo-cluster clean
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ bench: $(STAMP)  ## Cost of the loop, and recovery in short; results in tests/be
 
 bench-recovery: $(STAMP)  ## Recovery beside torchrun, ten runs of each at 2 and 4 ranks; ARGS='--peers', '--help'
 	$(PY) tests/bench/bench_recovery.py $(ARGS)
+
+bench-recovery-cluster: $(STAMP)  ## The same on a real API server with process-backed pods; needs root
+	PYTHONPATH=tests:tests/fakes $(PY) tests/bench/bench_recovery_cluster.py $(ARGS)
 
 bench-operator: $(STAMP)  ## The operator with 200 and 1,000 jobs on a real API server (about half an hour on 2 cores)
 	PYTHONPATH=tests:tests/fakes $(PY) tests/bench/bench_operator.py $(ARGS)
