@@ -231,15 +231,19 @@ OPERATOR = Row(
         ),
         Panel(
             "Age of the last comparison",
-            "Since the operator last compared itself with the API server; and comparisons that failed.",
+            "Since the operator last compared itself with the API server.",
             "lines",
             "s",
-            (
-                Query("time() - max(resumable_operator_relist_timestamp_seconds)", "age"),
-                Query(
-                    "sum(increase(resumable_operator_relist_failures_total[$__rate_interval]))", "failures"
-                ),
-            ),
+            (Query("time() - max(resumable_operator_relist_timestamp_seconds)", "age"),),
+        ),
+        Panel(
+            "Comparisons that failed",
+            "Of the operator with the API server: it was not there, or refused. It tries again by itself.",
+            "bars",
+            "none",
+            (Query("sum(increase(resumable_operator_relist_failures_total[$__rate_interval]))", "failures"),),
+            24,
+            5,
         ),
     ),
 )

@@ -128,6 +128,20 @@ def _overlap(one: dict[str, int], other: dict[str, int]) -> bool:
     )
 
 
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_all_of_a_panel_has_its_unit(name: str) -> None:
+    """What is drawn in seconds or bytes comes from metrics of seconds or bytes, every query of it."""
+    words = {"s": "seconds", "h": "seconds", "bytes": "bytes"}
+    wrong = [
+        (panel["title"], query.expr)
+        for panel in monitoring.panels(name)
+        for query in (PanelQuery(name, panel["title"], target["expr"]) for target in panel["targets"])
+        if (word := words.get(panel["fieldConfig"]["defaults"]["unit"]))
+        and not any(word in selector.name for selector in monitoring.selected(query.filled("ns", "job")))
+    ]
+    assert wrong == []
+
+
 @pytest.mark.parametrize("query", QUERIES, ids=str)
 def test_queries_are_sound(query: PanelQuery) -> None:
     """Each parses, and names known metrics; counters are in a rate or increase over Grafana's own window."""

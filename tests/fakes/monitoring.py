@@ -36,6 +36,7 @@ OF_OPERATOR = {
     "Queue and agents",
     "Requests to the API server",
     "Age of the last comparison",
+    "Comparisons that failed",
 }
 AGENT_METRICS = (
     names.STEP_SECONDS,
