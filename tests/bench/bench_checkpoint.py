@@ -13,6 +13,7 @@ The table has medians over ranks and saves from the second on; the JSON has ever
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import multiprocessing
 import os
@@ -97,6 +98,7 @@ def rank_main(rank: int, options: dict[str, Any], results: Any, told: Any) -> No
     from checkpoint_ways import WAYS, Floor, quietly
 
     torch.set_num_threads(1)
+    gc.freeze()  # as ranks do: or a collection that walks all of torch falls into one measurement or another
     quietly()
     log = os.open(Path(options["directory"]) / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT, 0o600)
     os.dup2(log, 2)
