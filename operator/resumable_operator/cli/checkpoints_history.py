@@ -10,8 +10,9 @@ from rich import box
 from rich.table import Table
 
 from resumable_operator.cli.checkpoints_common import store_options
+from resumable_operator.cli.opening import checkpoints_at
 from resumable_operator.cli.output import make_console
-from resumable_operator.cli.place import Place, PlacedCommand, checkpoints_at
+from resumable_operator.cli.place import Place, PlacedCommand
 from resumable_operator.cli.units import duration
 from resumable_training.checkpoint.history import AttemptHistory, shortened
 from resumable_training.contract.codec import to_plain

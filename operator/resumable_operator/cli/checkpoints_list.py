@@ -13,8 +13,9 @@ from rich.text import Text
 
 from resumable_operator.cli import exitcodes
 from resumable_operator.cli.checkpoints_common import store_options
+from resumable_operator.cli.opening import checkpoints_at
 from resumable_operator.cli.output import make_console, printable
-from resumable_operator.cli.place import Place, PlacedCommand, checkpoints_at
+from resumable_operator.cli.place import Place, PlacedCommand
 from resumable_operator.cli.source import Checked, Listing
 from resumable_operator.cli.units import byte_size, duration
 from resumable_training.checkpoint.listing import CheckpointInfo

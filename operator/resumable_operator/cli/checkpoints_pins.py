@@ -13,8 +13,9 @@ import click
 
 from resumable_operator.cli.checkpoints_common import store_options
 from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.cli.opening import checkpoints_at
 from resumable_operator.cli.output import make_console, printable
-from resumable_operator.cli.place import Place, PlacedCommand, checkpoints_at
+from resumable_operator.cli.place import Place, PlacedCommand
 from resumable_operator.cli.source import Held
 from resumable_operator.cli.units import duration
 from resumable_training.contract.codec import to_plain

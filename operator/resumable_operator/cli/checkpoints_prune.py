@@ -10,8 +10,9 @@ from rich.console import Console
 
 from resumable_operator.cli import exitcodes
 from resumable_operator.cli.checkpoints_common import store_options
+from resumable_operator.cli.opening import checkpoints_at
 from resumable_operator.cli.output import make_console
-from resumable_operator.cli.place import Place, PlacedCommand, checkpoints_at
+from resumable_operator.cli.place import Place, PlacedCommand
 from resumable_operator.cli.source import Pruned
 from resumable_operator.cli.units import byte_size
 from resumable_operator.words import counted

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.cli.opening import checkpoints_at
 from resumable_operator.cli.output import warning
-from resumable_operator.cli.place import Place, checkpoints_at
+from resumable_operator.cli.place import Place
 from resumable_operator.cli.store_source import Opened, StoreSource, chosen, naming_next_older
 from resumable_operator.decide.assign import store_root
 from resumable_training.checkpoint import pins

@@ -24,7 +24,8 @@ from resumable_operator.cli.checkpoints_common import store_options
 from resumable_operator.cli.checkpoints_reading import pinned
 from resumable_operator.cli.directory_store import DirectoryStore
 from resumable_operator.cli.exitcodes import DamagedFound, UsageProblem
-from resumable_operator.cli.place import Place, PlacedCommand, checkpoints_at
+from resumable_operator.cli.opening import checkpoints_at
+from resumable_operator.cli.place import Place, PlacedCommand
 from resumable_operator.cli.rundir import RunDir, is_run
 from resumable_operator.cli.source import Listing
 from resumable_operator.cli.store_source import Opened, StoreSource, naming_next_older

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from resumable_operator.cli.checkpoints_common import STEP, store_options
+from resumable_operator.cli.opening import checkpoints_at
 from resumable_operator.cli.output import make_console, printable
-from resumable_operator.cli.place import Place, PlacedCommand, checkpoints_at
+from resumable_operator.cli.place import Place, PlacedCommand
 from resumable_operator.cli.units import byte_size, duration
 from resumable_operator.words import counted
 from resumable_training.checkpoint.content import Content, Group, Value, group_name

@@ -6,7 +6,8 @@ import sys
 
 import click
 
-from resumable_operator.cli.place import Place, PlacedCommand, cluster_options, job_at
+from resumable_operator.cli.opening import job_at
+from resumable_operator.cli.place import Place, PlacedCommand, cluster_options
 from resumable_operator.cli.source import Wanted
 
 CLUSTER_HELP = """Show the output (stdout and stderr) of a job's ranks, from the logs of its pods.

@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.cli.opening import job_at
 from resumable_operator.cli.output import make_console
-from resumable_operator.cli.place import Place, PlacedCommand, cluster_options, job_at
+from resumable_operator.cli.place import Place, PlacedCommand, cluster_options
 from resumable_operator.cli.report_checkpoints import CheckpointNumbers
 from resumable_operator.cli.report_model import (
     Ending,

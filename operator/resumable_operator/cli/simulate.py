@@ -20,8 +20,9 @@ from rich.progress import Progress
 from resumable_operator.cli.document import read_document, unreadable
 from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.numbers import Number
+from resumable_operator.cli.opening import is_directory
 from resumable_operator.cli.output import make_console
-from resumable_operator.cli.place import Place, cluster_options, is_directory
+from resumable_operator.cli.place import Place, cluster_options
 from resumable_operator.cli.simulate_input import AXES, MACHINE_MTBF, Wish, cells_of, read_trace
 from resumable_operator.cli.simulate_measured import Measured, measured_of, not_measured
 from resumable_operator.cli.simulate_view import as_csv, plain, render

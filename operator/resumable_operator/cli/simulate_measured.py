@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from resumable_operator.cli.place import Place, job_at
+from resumable_operator.cli.opening import job_at
+from resumable_operator.cli.place import Place
 from resumable_operator.cli.report_model import Report
 from resumable_operator.cli.simulate_input import Wish
 from resumable_operator.cli.status_model import StatusView

@@ -14,8 +14,9 @@ from rich.text import Text
 
 from resumable_operator.cli.display import Display
 from resumable_operator.cli.lately import Lately, Looks
+from resumable_operator.cli.opening import job_at
 from resumable_operator.cli.output import make_console
-from resumable_operator.cli.place import Place, PlacedCommand, cluster_options, job_at
+from resumable_operator.cli.place import Place, PlacedCommand, cluster_options
 from resumable_operator.cli.report import is_opaque, opaque_note
 from resumable_operator.cli.report_model import Ending, sighting, steps_told
 from resumable_operator.cli.source import JobSource
