@@ -7,8 +7,10 @@ methods. An operator's crash at any point of a pass is an argument of ``step``.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
+
+from world_parts import FakeAgent, Group
 
 from resumable_operator.decide import actions as act
 from resumable_operator.decide.observation import (
@@ -22,7 +24,6 @@ from resumable_operator.decide.observation import (
     Refusal,
     TimedEvent,
     Worker,
-    WorkerPhase,
 )
 from resumable_operator.decide.plan import decide
 from resumable_operator.decide.validity import check_due
@@ -44,60 +45,6 @@ SAMPLES_PER_STEP = 8
 HANG_SECONDS = 2.0
 UNPLACED = ("Unschedulable", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
 HEARTBEAT_LOST_SECONDS = 2.5
-
-
-@dataclass
-class FakeAgent:
-    """One worker with its agent and ranks."""
-
-    name: str
-    place: int
-    incarnation: int
-    born: float
-    boot_id: str
-    phase: WorkerPhase = "pending"
-    deleting: bool = False
-    deleting_since: float | None = None
-    placed: bool = False
-    stuck: bool = False  # its node does not carry a deletion out
-    exit_code: int | None = None
-    disruption: Disruption | None = None
-    die_at: float | None = None
-    assignment: Assignment | None = None
-    state: str = "idle"
-    outcome: str | None = None
-    master_port: int = 0
-    next_port: int = 0  # that it holds ready; 0: an agent that knows of no such thing
-    resume_from: str = ""  # what it finds in the store
-    terminating: bool = False
-    hung_since: float | None = None
-    cut: str = ""  # "", "operator", "all", or "dead": its machine refuses connections
-    cut_since: float = 0.0
-    log: list[Event] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-    last_heard: float | None = None
-    shown: int | None = None  # events delivered while delayed; None: all
-    shown_state: AgentState | None = None
-
-    @property
-    def alive(self) -> bool:
-        return self.phase == "running"
-
-    @property
-    def training(self) -> bool:
-        return self.alive and self.state in ("running", "draining")
-
-
-@dataclass
-class Group:
-    """The ranks of one attempt, together."""
-
-    step: int
-    start: int
-    started_at: float
-    steps_done: int = 0
-    broken: bool = False
-    last_save: int = 0
 
 
 class World:
