@@ -119,7 +119,9 @@ class Evil:
 
 
 @pytest.mark.parametrize(
-    "call", [(os.system, ("touch evil",)), (eval, ("open('evil', 'w')",)), (torch.load, ("evil",))], ids=str
+    "call",
+    [(os.system, ("touch evil",)), (eval, ("open('evil', 'w')",)), (torch.load, ("evil",))],
+    ids=["system", "eval", "load"],
 )
 def test_nothing_is_run(call: tuple[Any, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pickle in the place of a tensor's description is refused before a call is made."""

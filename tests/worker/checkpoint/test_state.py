@@ -282,7 +282,9 @@ class Unreadable:
     """Pickle writes it; a resume, which lets plain values through only, would refuse it."""
 
 
-@pytest.mark.parametrize("value", [Unreadable(), {"in": [Unreadable()]}, time.gmtime(0)], ids=str)
+@pytest.mark.parametrize(
+    "value", [Unreadable(), {"in": [Unreadable()]}, time.gmtime(0)], ids=["own", "nested", "time"]
+)
 def test_what_only_pickle_could_read_is_refused_in_modules(job: Job, value: object) -> None:
     """A checkpoint that no resume could read is worse than none."""
     model = nn.Sequential(Counting(3, 2))
