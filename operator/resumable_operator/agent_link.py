@@ -131,7 +131,8 @@ class Link:
     async def finish(self) -> None:
         """Read what is left in the stream, for a bounded time, then end it; the events stay."""
         try:
-            await asyncio.wait_for(self._broken.wait(), LAST_WORDS_SECONDS)
+            async with asyncio.timeout(LAST_WORDS_SECONDS):
+                await self._broken.wait()
         except TimeoutError:
             logger.info("%s: its stream did not end although its worker did", self.worker)
         await self.close()

@@ -69,7 +69,8 @@ class ControlServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            line = await asyncio.wait_for(reader.readline(), CALL_SECONDS)
+            async with asyncio.timeout(CALL_SECONDS):
+                line = await reader.readline()
             reply = await self._reply(line)
             writer.write(json.dumps(reply).encode() + b"\n")
             await writer.drain()

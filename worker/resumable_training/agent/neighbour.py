@@ -18,12 +18,11 @@ import json
 import re
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Coroutine, Optional, Tuple, TypeVar
+from typing import Callable, Optional, Tuple
 
+from resumable_training.agent.bounded import within
 from resumable_training.contract import events
 from resumable_training.contract.assignment import Assignment, Member
-
-T = TypeVar("T")
 
 INTERVAL_SECONDS = 0.25  # between questions
 ANSWER_SECONDS = 0.5  # for an answer, then the question is asked anew on another connection; and to connect
@@ -215,25 +214,3 @@ class _Line:
 
     def close(self) -> None:
         self._writer.transport.abort()
-
-
-async def within(work: "Coroutine[Any, Any, T]", seconds: float) -> T:
-    """What comes of ``work``, if it comes in time.
-
-    Before Python 3.12 ``asyncio.wait_for`` loses a cancellation that comes in the moment in which its work is
-    done: when both of two agents end, a watch that goes on for ever would keep this one from ending.
-
-    Raises:
-        asyncio.TimeoutError: it took longer, and was cancelled.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait({task}, timeout=seconds)
-    except asyncio.CancelledError:
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody will ask for it
-        task.cancel()
-        raise
-    if not task.done():
-        task.cancel()
-        raise asyncio.TimeoutError
-    return task.result()

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable, List, Optional, Tuple, TypeVar
 
+from resumable_training.agent.bounded import within
 from resumable_training.contract import env
 from resumable_training.contract.assignment import Assignment
 from resumable_training.contract.manifest import MARKER_FILE
@@ -132,7 +133,7 @@ async def in_thread(work: Callable[[], T], what: str, seconds: float = HANG_SECO
 
     threading.Thread(target=run, name="storage", daemon=True).start()
     try:
-        return await asyncio.wait_for(result, seconds)
+        return await within(result, seconds)
     except asyncio.TimeoutError:
         raise CannotTell("%s gives no answer for %d s" % (what, seconds)) from None
 

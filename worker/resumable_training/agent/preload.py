@@ -28,6 +28,7 @@ from typing import Any, Callable, Dict, Optional, Set, Tuple
 
 from resumable_training.agent import preload_command as commands
 from resumable_training.agent import procfs, reap
+from resumable_training.agent.bounded import within
 from resumable_training.agent.guarding import GuardProcess
 from resumable_training.agent.output import OutputPump, RankOutput
 from resumable_training.agent.preload_command import PythonProgram
@@ -146,7 +147,7 @@ class PreloadStarter:
         while self._parent and not self._parent.ready and not unless():
             self._changed.clear()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), _LOOK_SECONDS)
+                await within(self._changed.wait(), _LOOK_SECONDS)
             if self._parent and not self._parent.ready:
                 self._doubt(self._parent, time.monotonic())
 

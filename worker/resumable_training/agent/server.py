@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from resumable_training.agent import http
 from resumable_training.agent.auth import Caller, Denied, Gate
+from resumable_training.agent.bounded import within
 from resumable_training.agent.http import BadRequest, HttpRequest
 from resumable_training.agent.log import EventLog, newest_progress_only
 from resumable_training.agent.metrics import CONTENT_TYPE
@@ -152,7 +153,7 @@ class Server:
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer one request; False when the connection is over."""
-        request = await asyncio.wait_for(http.read_request(reader), IDLE_SECONDS)
+        request = await within(http.read_request(reader), IDLE_SECONDS)
         if request is None:
             return False
         if request.path == "/healthz":
@@ -228,7 +229,7 @@ class Server:
         headers: Dict[str, str],
     ) -> bool:
         writer.write(http.reply(status, body, headers, request.keep_alive))
-        await asyncio.wait_for(writer.drain(), SEND_SECONDS)
+        await within(writer.drain(), SEND_SECONDS)
         return request.keep_alive
 
     # events -------------------------------------------------------------------------------------------
@@ -271,7 +272,7 @@ class Server:
             data += json.dumps({"i": stream.index, "l": text.decode(), "s": sign}).encode() + b"\n"
             stream.index += 1
         writer.write(http.chunk(data))
-        await asyncio.wait_for(writer.drain(), SEND_SECONDS)
+        await within(writer.drain(), SEND_SECONDS)
         stream.sent = max(stream.sent, lines[-1].seq)
 
     def _snapshot(self) -> Event:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from resumable_training.agent.neighbour import within
+from resumable_training.agent.bounded import within
 
 
 async def value_of(future: asyncio.Future[int]) -> int:
