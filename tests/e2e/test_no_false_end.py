@@ -35,12 +35,14 @@ async def endure(directory: Path, seed: str, seconds: float) -> None:
         print(f"{len(run.told)} troubles: {dict(run.done)}")
 
 
+@pytest.mark.flaky(reruns=0)  # one false end is one too many
 async def test_no_false_end_for_a_while(tmp_path: Path) -> None:
     """Some troubles of each kind, at random."""
     await endure(tmp_path, SEED, SHORT_SECONDS)
 
 
 @pytest.mark.soak
+@pytest.mark.flaky(reruns=0)
 @pytest.mark.timeout(60 * MINUTES + 300)
 async def test_no_false_end(tmp_path: Path) -> None:
     """The same for a long time."""

@@ -61,6 +61,15 @@ def test_the_start_counts_as_a_whole() -> None:
     assert find_hang([RankView(0, NOW - 600, page("setup"))], LIMITS, NOW) is not None
 
 
+def test_two_short_stops_are_not_a_long_one() -> None:
+    """Seen stopped twice, and it has beaten in between: the second stop alone counts."""
+    ran = page(beat=NOW - 1.5)
+    assert find_hang([RankView(0, 0.0, ran, stopped_since=NOW - 3.5)], LIMITS, NOW) is None
+    hang = find_hang([RankView(0, 0.0, ran, stopped_since=NOW - 3.5)], LIMITS, NOW + 1.5)
+    assert hang is not None
+    assert (hang.stopped, hang.silent_seconds) == (True, 3.0)
+
+
 def test_a_stopped_rank_hangs_at_once() -> None:
     """State T for three seconds, whatever its phase, also without the library."""
     assert find_hang([RankView(1, 0.0, None, NOW - 2.9)], LIMITS, NOW) is None

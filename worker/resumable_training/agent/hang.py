@@ -84,10 +84,15 @@ def _done(progress: Optional[Progress]) -> int:
 def _stopped(view: RankView, now: float, awake_since: float) -> Optional[Hang]:
     if view.stopped_since is None:
         return None
-    seconds = now - max(view.stopped_since, awake_since)
+    seconds = now - max(view.stopped_since, awake_since, _last_beat(view))
     if seconds < STOPPED_SECONDS:
         return None
     return Hang(view.rank, _phase(view), seconds, STOPPED_SECONDS, True)
+
+
+def _last_beat(view: RankView) -> float:
+    """It ran then: of two stops, with no look at it in between, only the second lasts."""
+    return view.progress.beat_ns / 1e9 if view.progress else 0.0
 
 
 def _phase(view: RankView) -> str:
