@@ -189,10 +189,17 @@ def _fork(
     streams: tuple[int, int, int],
     output: _Output,
 ) -> Process:
+    """A signal for the child must not come before its own handlers: until then it has the event loop's, which
+    tells of it through a pipe that both processes hold, and the kubelets would take it for theirs.
+    """
     report, reporting = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
-    if pid == 0:
-        _child(program, enter, streams, reporting)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _child(program, enter, streams, reporting)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.close(reporting)
     return Process(pid, report, *output)
 

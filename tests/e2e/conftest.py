@@ -11,8 +11,10 @@ import pytest
 from cluster_run import ClusterRun, Operator
 from training_run import TrainingRun
 
+from bed.api import ApiError
 from bed.control_plane import ControlPlane
-from bed.nodes import Nodes
+from bed.nodes import Nodes, NodesError
+from bed.processes import ComponentDied
 
 Undisturbed = Callable[..., dict[str, Any]]
 
@@ -23,8 +25,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     run = getattr(item, "funcargs", {}).get("cluster_run")
     if run is not None and report.when == "call" and report.failed:
-        report.sections.append(("the job on the cluster", run.text()))
+        report.sections.append(("the job on the cluster", _told(run)))
     return report
+
+
+def _told(run: ClusterRun) -> str:
+    """What can be told of it: its cluster may be what has failed."""
+    try:
+        return run.text()
+    except (ComponentDied, NodesError, ApiError, OSError) as error:
+        return f"nothing can be told of it: {error}"
 
 
 @pytest.fixture
