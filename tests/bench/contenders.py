@@ -111,7 +111,7 @@ COLD_STRIKES = {name: OUR_STRIKES[name] for name in ("rank", "rank-saved", "repl
 
 def ours() -> list[Contender]:
     """Ours as it is, with cold starts, and with a spare for a killed worker."""
-    note = "finds a stopped process after 2 s; a spare holds no ranks, and waits warm"
+    note = "finds a stopped process after 3 s; a spare holds no ranks, and waits warm"
     cold, spare = ("--no-preload",), {"replaced": partial(our_fault, "kill-worker")}
     return [
         Contender(OURS, partial(start_ours, (), 0), OUR_STRIKES, note=note, is_ours=True),
