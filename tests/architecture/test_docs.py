@@ -63,7 +63,7 @@ def test_commands_and_options_exist(path: Path) -> None:
     for line in _code_lines(path):
         ours = re.sub(r"kubectl (?!rtj)[^|;&]*", "", line.split(" #")[0])  # there rtj is a kind of objects
         for words in re.findall(r"(?:^|[ $])rtj((?: +[^ |;&]+)*)", ours):
-            before_script = re.split(r" -- |\.py\b", words)[0].split()
+            before_script = re.split(r" -- |\.py\b|: ", words)[0].replace(",", " ").split()
             name = max((n for n in commands if before_script[: len(n.split())] == n.split()), key=len)
             if not name and before_script and re.fullmatch("[a-z-]+", before_script[0]):
                 unknown.append(line)
