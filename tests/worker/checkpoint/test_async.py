@@ -314,8 +314,9 @@ def test_a_failed_save_is_told_and_the_next_one_works(job: Job) -> None:
 def test_storage_that_hangs_does_not_stop_the_loop(job: Job) -> None:
     """The writer stands still; the loop asks, is told that the save is under way, and goes on."""
     engine = begun(job)
+    assert durable(engine, 1).ok
     os.kill(writer_pid(engine), signal.SIGSTOP)
-    save(engine, 1)
+    save(engine, 2)
     assert all(engine.poll() is None and engine.busy for _ in range(100))
     os.kill(writer_pid(engine), signal.SIGCONT)
     assert landed(engine).ok

@@ -36,6 +36,7 @@ from resumable_training.checkpoint.writer import WriterDied, WriterProcess
 from resumable_training.contract.codec import to_plain
 from resumable_training.contract.framing import Message
 
+_START_SECONDS = 30.0  # for a writer to come up, at the first save
 _OVERLAP_SECONDS = 5.0  # this rank's writer may still be at a save that has landed on rank 0
 _WAIT_SECONDS = 0.5
 _PATIENCE_SECONDS = 30.0  # after which whoever waits says for what
@@ -70,6 +71,7 @@ class AsynchronousSaver:
         self._snapshot = Snapshot(ranks, keeper)
         self._agreed = False
         self._process: WriterProcess | None = None
+        self._up = False  # it has said that it is ready
         self._listener: socket.socket | None = None
         self._begin: Message = {}
         self._busy = False  # the writer is at something, and be it retention
@@ -109,10 +111,7 @@ class AsynchronousSaver:
         return secrets.token_hex(16), self._listener.getsockname()[1]
 
     def _require_writers(self) -> None:
-        """Before the first save: each rank has a writer, or all save synchronously.
-
-        One that is still coming up finds what it was told when it is there.
-        """
+        """Before the first save: each rank has a writer that has come up, or all save synchronously."""
         if not all(self._ranks.gather(self._has_writer())):
             self._fall_back("a checkpoint writer did not start")
 
@@ -120,13 +119,15 @@ class AsynchronousSaver:
         if self._process is None:
             return False
         try:
-            self._process.messages()
+            for message in self._process.messages(0.0 if self._up else _START_SECONDS):
+                self._take(message)
         except WriterDied as error:
             self._warn(f"no checkpoint writer: {error}")
             return False
-        return True
+        return self._up
 
     def _start_process(self) -> None:
+        self._up = False
         self._process = WriterProcess(self._begin["listener"])
         self._process.send(self._begin)
 
@@ -320,7 +321,9 @@ class AsynchronousSaver:
 
     def _take(self, message: Message) -> None:
         kind = message["kind"]
-        if kind == "idle":
+        if kind == "ready":
+            self._up = True
+        elif kind == "idle":
             self._busy = False
         elif kind == "warning":
             self._warn(message["message"])
