@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 FIRST_RETRY_SECONDS = 0.1
 LAST_RETRY_SECONDS = 2.0
 LASTED_SECONDS = 1.0  # a stream that was open for so long is opened again at once when it breaks
+FRESH_SECONDS = 1.0  # since its last word: two beats of a stream at its quickest
 LAST_WORDS_SECONDS = 0.5
 OPENED_AT_ONCE = 100
 LARGEST = 2**53  # of an agent's numbers and of its clock; what is beyond is nonsense
@@ -176,8 +177,15 @@ class Link:
             logger.debug("%s", error)  # somebody is there
         except AgentUnreachable as error:
             logger.debug("%s", error)
-            if self.last_heard is None or self.last_heard < began:
+            if self._is_gone(error, began):
                 self._set_refused(True)
+
+    def _is_gone(self, error: AgentUnreachable, asked_at: float) -> bool:
+        """A call that fails proves nothing against a stream that has just spoken, unless nobody is there."""
+        if self.last_heard is None:
+            return True
+        refused = isinstance(error.__cause__, ConnectionRefusedError)
+        return self.last_heard < (asked_at if refused else asked_at - FRESH_SECONDS)
 
     async def _read_stream(self) -> bool:
         """Read until it ends; true when it is to be opened again, with other heartbeats."""

@@ -122,9 +122,11 @@ async def test_a_dead_agent_is_told_at_once(agent: FakeAgent, pool: AgentPool) -
     assert not pool.agents(JOB)["w-0-1"].refused
 
 
-async def test_whom_a_neighbour_calls_lost_is_asked(agent: FakeAgent, pool: AgentPool) -> None:
+async def test_whom_a_neighbour_calls_lost_is_asked(
+    agent: FakeAgent, pool: AgentPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stream of few heartbeats would tell late whether it is there: one that answers is not lost, one whose
-    answer fails is, though its stream has not ended yet."""
+    answer fails is, though its stream has not ended yet; not while that has just spoken."""
     async with FakeAgent("w-1-1", "boot-2") as peer:
         await pool.sync(JOB, [endpoint(agent), endpoint(peer)], {})
         await until(lambda: all(seen.connected for seen in pool.agents(JOB).values()))
@@ -132,6 +134,11 @@ async def test_whom_a_neighbour_calls_lost_is_asked(agent: FakeAgent, pool: Agen
         await until(lambda: ("GET", "/v1/state") in [call[:2] for call in peer.calls])
         assert not pool.agents(JOB)["w-1-1"].refused
         peer.deaf = True
+        peer.beat()
+        link = pool._jobs[JOB]["w-1-1"]
+        await link._check_now()
+        assert not pool.agents(JOB)["w-1-1"].refused
+        monkeypatch.setattr("resumable_operator.agent_link.FRESH_SECONDS", 0.0)
         agent.tell(events.PEER_UNREACHABLE, worker="w-1-1")
         await until(lambda: pool.agents(JOB)["w-1-1"].refused)
         assert pool.agents(JOB)["w-1-1"].connected

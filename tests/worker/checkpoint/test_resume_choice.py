@@ -92,6 +92,14 @@ TABLE = [
     ),
     ("there is a newer one", seen([FIRST], S(20, 1), S(30, 1)), KNOWS, (), resume.NEWEST, S(30, 1)),
     (
+        "status is behind, and retention has deleted what it knows of",
+        seen([FIRST], S(30, 1), S(40, 1)),
+        KNOWS,
+        (),
+        resume.NEWEST,
+        S(40, 1),
+    ),
+    (
         "a roll-back went past it, and it was deleted",
         seen([FIRST, Record(2, "u", 1, S(10, 1), by_hand=True)], S(10, 1)),
         KNOWS,

@@ -106,7 +106,9 @@ class Attempt:
         try:
             await self._link.open()
             self._context.keeper.begin(self.number, self._leaders)
-            await self._context.starter.until_ready(lambda: self.ending)
+            await self._context.starter.until_ready(lambda: self.ending or self.drain_state is not None)
+            if self.drain_state is not None and not self.ending:
+                self.end(events.DRAINED)  # nothing has begun
             for local in range(0 if self.ending else member.ranks):  # it may have been stopped meanwhile
                 self._start_rank(local)
         except (OSError, ValueError) as error:  # ValueError: what no process can be given, a zero byte

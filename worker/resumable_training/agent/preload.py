@@ -45,10 +45,12 @@ VARIABLE = "RESUMABLE_PRELOAD"
 FORK_SECONDS = 2.0  # for the answer to a request; the agent's loop stands still meanwhile
 IDLE_SECONDS = 3.0  # a parent that has neither computed nor read for so long hangs in an import
 LAST_WORDS_SECONDS = 0.2  # to read what a parent that failed has printed
+PAUSE_SECONDS = 1.5  # between two looks: both were stopped, or only this agent
 LONGEST_SECONDS = 120.0  # of the imports, before ranks no longer wait for them
 TORCH_SECONDS = (5.0, 30.0)  # after its start, whether a rank of an unknown program has loaded torch
 _LOOK_SECONDS = 0.5
 MOST_PARENTS = 5
+REQUEST_BYTES = 1 << 16  # the parent takes twice as much in one packet
 _HOOK = {"sitecustomize.py": "preload_hook.py", "resumable_preload_rank.py": "preload_rank.py"}
 _HEAD_BYTES, _TEXT_BYTES = 1024, 1 << 20
 
@@ -59,7 +61,7 @@ class Parent:
     def __init__(self, starter: "PreloadStarter", command: Tuple[str, ...], settings: Dict[str, Any]) -> None:
         spec = starter.spec
         self.environment = starter.environment
-        self.began = self._moved_at = time.monotonic()
+        self.began = self._moved_at = self._looked_at = time.monotonic()
         self._work: Tuple[int, ...] = ()
         self.ready = False
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -95,7 +97,10 @@ class Parent:
     def idle_seconds(self, now: float) -> float:
         """How long it has neither computed nor read, as far as this was asked."""
         work = procfs.work(self.pid)
-        if work != self._work:
+        paused, self._looked_at = now - self._looked_at > PAUSE_SECONDS, now
+        process = procfs.read_process(self.pid)
+        waits_for_disk = process is not None and process.state == "D"
+        if work != self._work or paused or waits_for_disk:
             self._work, self._moved_at = work, now
         return now - self._moved_at
 
@@ -231,7 +236,11 @@ class PreloadStarter:
     def _probe(self) -> None:
         """Ask the interpreter whether it runs what we put before the script. Else it would run the script."""
         assert self._program is not None
-        self._write_hook()
+        try:
+            self._write_hook()
+        except OSError as error:
+            self._give_up("what ranks are forked by can't be written: %s" % error)
+            return
         self._make((*self._program.interpreter, "-c", ""), {"probe": True})
 
     def _write_hook(self) -> None:
@@ -301,7 +310,7 @@ class PreloadStarter:
         """Ranks that start before the new one is ready start cold."""
         self._say("%s; starting another" % why)
         self._drop()
-        self._make_parent()
+        self._probe()  # the hook may be gone by now, and then the script would run
 
     def _give_up(self, why: str) -> None:
         self._cold_because = why
@@ -348,11 +357,13 @@ class PreloadStarter:
         return self._ask(parent, plan)
 
     def _ask(self, parent: Parent, plan: RankPlan) -> Optional[StartedRank]:
+        data = json.dumps(commands.request(plan.environment, parent.environment, self._forced)).encode()
+        if len(data) > REQUEST_BYTES:
+            self._tell("the variables of a rank are more than %d bytes" % REQUEST_BYTES)
+            return None
         output, rank_output = os.pipe()
         rank_gate, gate = os.pipe()
-        request = commands.request(plan.environment, parent.environment, self._forced)
         try:
-            data = json.dumps(request).encode()
             socket.send_fds(parent.control, [data], [rank_output, rank_gate])
             answer = parent.hear()
             if answer.get("kind") == "started":

@@ -46,9 +46,11 @@ def run() -> None:
     try:
         main(settings)
     except BaseException:  # noqa: BLE001 - whatever it is, the script must not run in the parent
-        sys.excepthook(*sys.exc_info())
-        flush()
-        os._exit(ranks.GONE)
+        try:
+            sys.__excepthook__(*sys.exc_info())
+            flush()
+        finally:
+            os._exit(ranks.GONE)
 
 
 def main(settings: Dict[str, Any]) -> None:
@@ -269,8 +271,14 @@ def fork_rank(directory: str) -> int:
     if directory:
         os.chdir(directory)  # anew: another one may have its name by now
     read, write = os.pipe()
-    between = os.fork()
+    try:
+        between = os.fork()
+    except OSError:
+        os.close(read)
+        os.close(write)
+        raise
     if between == 0:
+        os.setsid()  # the rank is out of the parent's group before anybody is told of it
         os.close(read)
         try:
             pid = os.fork()

@@ -76,6 +76,7 @@ def given_arena(descriptor: int, size: int) -> Arena | None:
     """The arena that another process made, which belongs to this one now; None: it is smaller than that."""
     has = os.fstat(descriptor).st_size - SEAL_BYTES
     if has < size:
+        os.ftruncate(descriptor, 0)  # whoever else holds it: there is no room for two
         os.close(descriptor)
         return None
     return Arena(has, descriptor)

@@ -69,12 +69,15 @@ def _missing(seen: Survey, config: CheckpointConfig, rejected: Collection[str]) 
     """Why a listing is poorer than what the job's status remembers; or "".
 
     Where the chain goes past the newest checkpoint (a roll-back), nobody needs it any more. All else that
-    retention or ``prune`` deletes is older.
+    retention or ``prune`` deletes is older than what can be resumed; status may be behind by many saves.
     """
     known = config.newest_checkpoint
     if not known or config.start_fresh or known in rejected or known in seen.complete:
         return ""
     if not seen.chain.contains(known):
+        return ""
+    usable = [name for name in seen.resume_points if name not in rejected]
+    if usable and seen.chain.newest_first([known, *usable])[0] != known:
         return ""
     return (
         f"the job's status knows of {known}, and it is not seen: the listing may be old. If it was deleted on"

@@ -220,7 +220,8 @@ class Snapshot:
             self.arena = None
         size, given = self.plan.bytes + max(_LEAST_SMALL_BYTES, 2 * small_bytes), self._given
         self._given = None
-        self.arena = Arena(size) if given is None else given_arena(given, size) or Arena(size)
+        needed = self.plan.bytes + small_bytes
+        self.arena = Arena(size) if given is None else given_arena(given, needed) or Arena(size)
         self._aim()
 
     def _aim(self) -> None:

@@ -13,7 +13,8 @@ from resumable_training.checkpoint.retain import to_delete
 from resumable_training.checkpoint.store import Store
 from resumable_training.contract.manifest import MARKER_FILE, Record
 
-_MOST_FAILURES = 3
+_MOST_SECONDS = 30.0  # on what can't be deleted
+_MOST_TOLD = 3
 
 
 class Sweeper:
@@ -29,14 +30,18 @@ class Sweeper:
         One that can't be deleted leaves no others behind: the disk would fill up.
         """
         failures: list[str] = []
+        lost = 0.0
         try:
             for name in self._doomed(keep_last, keep_every_steps, in_flight):
-                failures += self._delete(name)
-                if len(failures) == _MOST_FAILURES:
+                began = time.monotonic()
+                failed = self._delete(name)
+                failures += failed
+                lost += time.monotonic() - began if failed else 0.0
+                if lost > _MOST_SECONDS:
                     break  # a store in trouble: the next save need not wait for all of them
         except (CheckpointError, documents.DamagedDocument, OSError) as error:
             failures.append(str(error))
-        return f"old checkpoints could not be deleted: {'; '.join(failures)}" if failures else ""
+        return f"old checkpoints could not be deleted: {'; '.join(failures[:_MOST_TOLD])}" if failures else ""
 
     def _delete(self, name: str) -> list[str]:
         try:

@@ -58,7 +58,7 @@ class Writer:
                 return
             handle: Callable[[Message], None] = getattr(self, f"_on_{kind}")
             handle(message)
-        if self._keeper is not None and self._rank > 0 and self._last_flight > 0:
+        if self._keeper is not None and self._rank > 0:
             self._give_up_the_next()
 
     def _say(self, **message: Any) -> None:
