@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import venv
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,16 @@ def test_who_waits_for_imports_can_be_stopped(tmp_path: Path, bare_python: str) 
         assert not warnings_of(agent)
 
 
+def test_who_waits_for_imports_can_be_drained(tmp_path: Path, bare_python: str) -> None:
+    """With nothing begun there is nothing to wait for: a notice of preemption has no time for imports."""
+    with agent_of(tmp_path, bare_python, mine="while True: pass", preload_modules=("mine",)) as agent:
+        agent.begin()
+        assert agent.state().ranks_alive == 0
+        agent.request("drain", reason="preempted", seconds=60.0)
+        assert agent.ended() == events.DRAINED
+        assert not [event for event in agent.events() if event.kind == events.RANK_EXITED]
+
+
 def test_without_preloading(tmp_path: Path, bare_python: str) -> None:
     """Switched off there is no parent and no word about it."""
     with agent_of(tmp_path, bare_python, preload=False) as agent:
@@ -198,6 +209,35 @@ def test_a_parent_that_dies_is_replaced(tmp_path: Path, bare_python: str) -> Non
         wait_until(lambda: agent.rank_log(2), "its output")
         assert agent.rank_log(2).split()[0] == "forked"
         assert not warnings_of(agent)
+
+
+def test_a_parent_is_never_made_without_the_hook(
+    tmp_path: Path, bare_python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Temporary files are cleaned up by others too, and without the hook the parent would run the script."""
+    with tempfile.TemporaryDirectory() as scratch:
+        monkeypatch.setenv("TMPDIR", scratch)
+        with agent_of(tmp_path, bare_python, "open('ran', 'a').write('x')\n" + WAITS) as agent:
+            agent.begin(1)
+            agent.wait_event(events.RANKS_STARTED)
+            parent = parent_of(agent)
+            (hook,) = Path(scratch).glob("*/preload.zip")
+            hook.unlink()
+            os.kill(parent, signal.SIGKILL)
+            wait_until(lambda: parent_of(agent) != parent, "a new parent")
+            agent.begin(2)
+            agent.wait_event(events.RANKS_STARTED, where=lambda event: event.attempt == 2)
+            wait_until(lambda: agent.rank_log(2) and agent.rank_log(2, 1), "their output")
+            assert agent.rank_log(2).split()[0] == "forked"
+            assert (tmp_path / "work" / "ran").read_text() == "x" * 4
+
+
+def test_variables_beyond_a_packet_start_cold(tmp_path: Path, bare_python: str) -> None:
+    """They would be cut off on their way."""
+    big = {f"RESUMABLE_MINE_{number}": "x" * 100_000 for number in range(2)}
+    with agent_of(tmp_path, bare_python, environment=big) as agent:
+        assert one_attempt(agent) == ["cold"] * 2
+        assert any("variables of a rank" in warning for warning in warnings_of(agent))
 
 
 def test_a_parent_that_does_not_answer_is_given_up(tmp_path: Path, bare_python: str) -> None:
