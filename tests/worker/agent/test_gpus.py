@@ -80,3 +80,13 @@ def test_an_ended_process_holds_nothing(devices: Path, hold: Hold) -> None:
     os.kill(pid, 9)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert gpus.holders({pid}, [], devices) == []
+
+
+def test_who_is_there(hold: Hold) -> None:
+    """It is until it has ended; reaped or not does not matter."""
+    pid = hold()
+    assert gpus.is_there(pid)
+    os.kill(pid, 9)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert not gpus.is_there(pid)
+    assert not gpus.is_there(2**22 + 1)

@@ -400,11 +400,14 @@ class Attempt:
         held = self._context.keeper.end(self.number, sessions)
         held |= {rank.started.pid for rank in self.ranks if rank.abandoned}
         keep = [*self._context.guard.keep(), *self._context.keeper.pids(), *held]
+        on_gpus: Set[int] = set()
         for _ in range(_LEFTOVER_TURNS):
+            if gpus.present():
+                on_gpus.update(gpus.holders(sessions, keep))  # now: a dying one shows no open files
             if not reap.kill_leftovers(sessions, keep):
                 break
             await asyncio.sleep(0.01)
-        await self._await_gpus(sessions, keep)
+        await self._await_gpus(on_gpus)
         self._link.close()
         for rank in self.ranks:
             if rank.started.pid not in held:
@@ -415,12 +418,10 @@ class Attempt:
                 rank.page_path.unlink()
         self._record()
 
-    async def _await_gpus(self, sessions: Set[int], keep: Sequence[int]) -> None:
+    async def _await_gpus(self, killed: Set[int]) -> None:
         """Ranks of the next attempt would find the memory taken that a dying process has not given back."""
-        if not gpus.present():
-            return
         deadline = time.monotonic() + _GPU_SECONDS
-        while holders := gpus.holders(sessions, keep):
+        while holders := sorted(filter(gpus.is_there, killed)):
             if time.monotonic() >= deadline:
                 self.unfit = True
                 self._warn("killed processes %s still hold a GPU after %d s" % (holders, _GPU_SECONDS))
