@@ -109,8 +109,8 @@ async def test_the_worst_content_fits_too(
     await browser.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     wide = await browser.evaluate(
         """[...document.querySelectorAll("body *")].filter((each) => !each.closest(".skip, svg, .scroll"))
-        .filter((each) => each.getBoundingClientRect().right > screen.width + 1)
-        .map((each) => [each.tagName, each.className])"""
+        .filter((each) => each.getBoundingClientRect().right > WIDTH + 1)
+        .map((each) => [each.tagName, each.className])""".replace("WIDTH", str(width))
     )
     assert wide == []
     assert await browser.evaluate("document.documentElement.scrollWidth") <= width
