@@ -57,7 +57,10 @@ def _values(kind: Any) -> st.SearchStrategy[Any]:
     if origin is typing.Literal:
         return st.sampled_from(arguments)
     if origin is tuple:
-        return st.lists(_values(arguments[0]), max_size=3).map(tuple)
+        key = (
+            (lambda one: one.type) if arguments[0] is Condition else None
+        )  # to the server that list is a map
+        return st.lists(_values(arguments[0]), max_size=3, unique_by=key).map(tuple)
     if origin is dict:
         return st.dictionaries(_values(arguments[0]), _values(arguments[1]), max_size=3)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
