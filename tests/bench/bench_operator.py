@@ -33,7 +33,7 @@ from typing import Any
 import yaml
 from operator_process import AGENT_IMAGE, grant
 from sim_cluster import Simulator
-from sim_measure import CpuMeter, Pulse, Scrape, Scraper, grown, load, memory_mb, page, spread
+from sim_measure import CpuMeter, Scrape, grown, load, memory_mb, page, pulse, scraper, spread
 from sim_peer import PEERS, run_peer
 from sim_pods import SCHEDULER
 
@@ -175,7 +175,7 @@ class Bench:
         jobs = [jobs[number % len(jobs)] for number in range(self.plan.strikes)]
         self.simulator.do("mark")
         before, meter = Scrape.of(PORT), self._meter()
-        with Scraper(PORT) as scraper, Pulse(PORT) as pulse:
+        with scraper(PORT) as scrapes, pulse(PORT) as beats:
             found = self.simulator.do("strike", jobs=jobs, rate=self.plan.rate)
         seconds, shares, after = meter.seconds, meter.shares(), Scrape.of(PORT)
         seen = self.simulator.do("seen")
@@ -190,7 +190,7 @@ class Bench:
             "with_write_seconds": spread(run["with_write_seconds"] for run in found if run["seconds"]),
             "stages": _stages(run["stages"] for run in found if run["seconds"]),
             "waits": _waits(before, after, len(found)),
-            "loop_seconds": spread(pulse.seconds),
+            "loop_seconds": spread(beats.seconds),
             "shrunk": sum(run["size_after"] < run["size"] for run in found),
             "requests_per_recovery": {
                 kind: round((count - routine.get(kind, 0.0)) / len(found), 2)
@@ -201,7 +201,7 @@ class Bench:
             * (shares["operator"] - idle["cpu"]["operator"])
             * seconds
             / len(found),
-            "scrape_seconds": spread(scraper.seconds),
+            "scrape_seconds": spread(scrapes.seconds),
             "simulator_lag_p99": seen["lag_p99"],
             "load": load(),
         }

@@ -106,11 +106,14 @@ class Scrape:
         return found
 
 
-class Scraper:
-    """Reads the metrics page as Prometheus would, while the block runs."""
+class Asker:
+    """Asks for a page again and again while the block runs; how long answers took.
 
-    def __init__(self, port: int, period_seconds: float = 15.0) -> None:
-        self._port, self._period = port, period_seconds
+    ``scrapes``: as Prometheus does: first after a period, and what is no page does not count.
+    """
+
+    def __init__(self, port: int, where: str, period_seconds: float, *, scrapes: bool) -> None:
+        self._port, self._where, self._period, self._scrapes = port, where, period_seconds, scrapes
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.seconds: list[float] = []
@@ -124,34 +127,26 @@ class Scraper:
         self._thread.join()
 
     def _run(self) -> None:
+        if not self._scrapes:
+            self._ask()  # the block may be over before one period is
         while not self._end.wait(self._period):
-            began = time.monotonic()
-            if page(self._port, "/metrics")[0] == 200:
-                self.seconds.append(time.monotonic() - began)
+            self._ask()
 
-
-class Pulse:
-    """How long the operator's event loop lets a tiny request wait, while the block runs."""
-
-    def __init__(self, port: int, period_seconds: float = 0.2) -> None:
-        self._port, self._period = port, period_seconds
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self.seconds: list[float] = []
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._end.wait(self._period):
-            began = time.monotonic()
-            page(self._port, "/healthz")
+    def _ask(self) -> None:
+        began = time.monotonic()
+        status = page(self._port, self._where)[0]
+        if status == 200 or not self._scrapes:
             self.seconds.append(time.monotonic() - began)
+
+
+def scraper(port: int) -> Asker:
+    """Reads the metrics page as Prometheus would."""
+    return Asker(port, "/metrics", 15.0, scrapes=True)
+
+
+def pulse(port: int) -> Asker:
+    """How long the operator's event loop lets a tiny request wait."""
+    return Asker(port, "/healthz", 0.2, scrapes=False)
 
 
 def grown(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
