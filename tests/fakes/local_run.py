@@ -48,6 +48,8 @@ class LocalRun:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+        if error is not None:
+            print(self.endings(), self.text(), sep="\n")
         self.wait(lambda: not self.processes(), "all processes of the run to end")
 
     def start(self, *arguments: str) -> None:
@@ -137,6 +139,13 @@ class LocalRun:
     def processes(self) -> list[int]:
         """Living agents, ranks and their children of this run."""
         return list(carriers(str(self.directory.resolve() / "workers")))
+
+    def endings(self) -> str:
+        """A line for each interruption, for whoever reads why a test failed."""
+        if not (self.directory / "status.json").exists():
+            return "no status"
+        found = self.status().interruptions
+        return "\n".join(f"attempt {item.attempt}: {item.cause}: {item.message}" for item in found)
 
     def text(self) -> str:
         """All that can explain a failure."""

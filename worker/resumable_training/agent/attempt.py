@@ -249,7 +249,7 @@ class Attempt:
         if self._pending is None:
             self._pending = outcome
         for rank in self.alive:
-            rank.killed = True
+            rank.killed = not reap.has_ended(rank.started.pid)  # else its own end is the cause to be told
             self._context.starter.kill(rank.started)
         asyncio.get_running_loop().call_later(self._context.reap_seconds, self._give_up)
 
