@@ -44,7 +44,7 @@ def exit_code(status: int) -> int:
 
 
 def has_ended(child: int) -> bool:
-    """Is it dead by itself, and only not reaped yet? Its wait status stays; False where that can't be seen."""
+    """Is it dead, and only not reaped yet? Its wait status stays; False where that can't be seen."""
     if not hasattr(os, "waitid"):  # macOS before Python 3.13
         return False
     try:
