@@ -48,8 +48,7 @@ class LocalRun:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        if error is not None:
-            print(self.endings(), self.text(), sep="\n")
+        print(self.endings(), self.text(), sep="\n")  # shown with a failure only
         self.wait(lambda: not self.processes(), "all processes of the run to end")
 
     def start(self, *arguments: str) -> None:

@@ -23,7 +23,7 @@ from resumable_training.agent.drain import Drain
 from resumable_training.agent.files import write_json
 from resumable_training.agent.hang import Hang, find_hang
 from resumable_training.agent.logfile import forget_old_attempts
-from resumable_training.agent.procfs import start_ticks
+from resumable_training.agent.procfs import is_dying, start_ticks
 from resumable_training.agent.rank import Rank, Reporter
 from resumable_training.agent.ranklink import RankLink
 from resumable_training.agent.ranks import RankFiles, log_path, log_root, rank_plan
@@ -249,7 +249,7 @@ class Attempt:
         if self._pending is None:
             self._pending = outcome
         for rank in self.alive:
-            rank.killed = not reap.has_ended(rank.started.pid)  # else its own end is the cause to be told
+            rank.killed = not is_dying(rank.started.pid)  # else its end is its own, and the cause
             self._context.starter.kill(rank.started)
         asyncio.get_running_loop().call_later(self._context.reap_seconds, self._give_up)
 

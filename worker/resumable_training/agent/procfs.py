@@ -7,11 +7,13 @@ process groups and the lifeline instead.
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Optional, Tuple
 
 _PROC = Path("/proc")
+_PF_EXITING = 0x4  # linux/sched.h
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,25 @@ def read_process(pid: int) -> Optional[Process]:
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold spaces and brackets
     return Process(pid, fields[0], int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+
+
+def is_dying(pid: int) -> bool:
+    """Is its end under way, or over and only not reaped? False where that can't be seen.
+
+    A process of many threads that got a SIGKILL can be reaped only when the last of them has ended; its
+    connections may break before, and who sees that may ask for its end as well.
+    """
+    try:
+        return stat_of_dying((_PROC / str(pid) / "stat").read_bytes())
+    except OSError:
+        return False
+
+
+def stat_of_dying(line: bytes) -> bool:
+    """PURE: what a line of ``/proc/<pid>/stat`` shows of a main thread that has ended, ends, or must end."""
+    fields = line.rpartition(b")")[2].split()
+    state, flags, pending = fields[0], int(fields[6]), int(fields[28])
+    return state in (b"Z", b"X") or bool(flags & _PF_EXITING) or bool(pending & 1 << signal.SIGKILL - 1)
 
 
 def all_processes() -> List[Process]:

@@ -43,16 +43,6 @@ def exit_code(status: int) -> int:
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-def has_ended(child: int) -> bool:
-    """Is it dead, and only not reaped yet? Its wait status stays; False where that can't be seen."""
-    if not hasattr(os, "waitid"):  # macOS before Python 3.13
-        return False
-    try:
-        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return False
-
-
 def kill_session(leader: int) -> None:
     """SIGKILL an unreaped child and its process group.
 
