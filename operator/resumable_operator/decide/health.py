@@ -15,6 +15,7 @@ from resumable_operator.decide.views import ended, heard, is_member, node_gone, 
 
 Health = Literal["ready", "starting", "stuck", "queued", "doomed", "dead"]
 
+UNSCHEDULABLE = "Unschedulable"  # the scheduler's word for: no machine
 _CANNOT_START = (  # the kubelet tries again, and may do so for ever
     "ErrImagePull",
     "ImagePullBackOff",
@@ -71,13 +72,15 @@ def warming(draft: Draft) -> frozenset[str]:
 
 def supply(draft: Draft) -> Supply:
     """The job's workers, counted by what they are good for."""
-    states = Counter(healths(draft).values())
+    workers, known = draft.observation.workers, healths(draft)
+    states = Counter(known.values())
     ready, starting, queued = states["ready"], states["starting"], states["queued"] + states["stuck"]
     capacity = draft.observation.capacity
     room = None if capacity is None else max(0, capacity - ready - starting - queued)
     if blocked(draft) or refused(draft):
         room = 0
-    return Supply(ready, starting, queued, room)
+    placeless = sum(known[worker.name] == "queued" and worker.reason == UNSCHEDULABLE for worker in workers)
+    return Supply(ready, starting, queued, room, placeless)
 
 
 def creatable(draft: Draft) -> int | None:

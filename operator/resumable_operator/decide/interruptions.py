@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.ledger import SUSPENDED
+from resumable_operator.decide.restart import learnt
 from resumable_operator.decide.stages import trains_again
 from resumable_operator.model import Interruption
 from resumable_training.contract.metrics import GROW, SHRINK
 
 KEPT = 50
-RESTART_MEMORY = 0.5  # weight of the newest measurement in the exponential mean
 
 
 def append(draft: Draft, ending: Interruption) -> None:
@@ -38,10 +38,7 @@ def recovered(draft: Draft, at: float) -> None:
     draft.set(backoff_count=0)
     draft.reserve()
     trains_again(draft)
-    if draft.attempt.number > 1:
-        cost = max(0.0, at - draft.attempt.reserved_at)
-        mean = draft.status.restart_seconds
-        draft.set(restart_seconds=mean + RESTART_MEMORY * (cost - mean))
+    draft.set(restart_seconds=learnt(draft.status, at))
     _replace(
         draft,
         tuple(_recovered(ending, at, suspended_seconds(draft)) for ending in draft.status.interruptions),

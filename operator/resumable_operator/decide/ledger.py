@@ -130,6 +130,13 @@ def unsettled_ms(ledger: LedgerStatus, now: int) -> int:
     return max(0, now - ledger.settled_at)
 
 
+def before_first_step_ms(ledger: LedgerStatus, attempt: int) -> int:
+    """Rank 0's own time until its first step in that attempt, as far as it has been folded."""
+    if ledger.attempt != attempt:
+        return 0
+    return sum(ledger.folded.get(phase, 0) for phase in _EARLIEST_FIRST)
+
+
 def age_ms(ledger: LedgerStatus, now: int) -> int:
     """The job's age on the ledger's own clock."""
     return ledger.settled_at - ledger.started_at + unsettled_ms(ledger, now)

@@ -9,6 +9,7 @@ from resumable_operator.decide.health import ready_workers, supply
 from resumable_operator.decide.membership import reserve_attempt
 from resumable_operator.decide.pending import why_waiting
 from resumable_operator.decide.planned import overdue
+from resumable_operator.decide.restart import weighed
 from resumable_operator.decide.size import Start, choose_start
 from resumable_operator.decide.terminal import fail
 from resumable_operator.decide.validity import blocked, why_blocked
@@ -71,10 +72,8 @@ def _backing_off(draft: Draft) -> bool:
 def _choose(draft: Draft) -> Start:
     status, recovery = draft.status, draft.spec.recovery
     since = status.below_target_since if status.below_target_since is not None else draft.now
-    restart = status.restart_seconds if status.attempt.number else float("inf")
-    return choose_start(
-        draft.spec.workers, supply(draft), draft.now - since, recovery.shrink_after_seconds, restart
-    )
+    waited, patience = draft.now - since, recovery.shrink_after_seconds
+    return choose_start(draft.spec.workers, supply(draft), waited, patience, weighed(status))
 
 
 def _wait(draft: Draft, start: Start) -> None:
