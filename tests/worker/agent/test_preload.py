@@ -15,11 +15,13 @@ import pytest
 from agent_process import AgentProcess, process_exists, wait_until
 
 from resumable_training.agent.bundle import write_bundle
+from resumable_training.agent.ports import bindable
 from resumable_training.contract import events
 from resumable_training.contract.assignment import Limits
 
 SCRIPT = "import os, sys\nprint('forked' if 'colorsys' in sys.modules else 'cold', os.environ['RANK'])\n"
 WAITS = SCRIPT + "import time\ntime.sleep(100)\n"
+LATER = "import os\nwhile not os.path.exists('now'): pass\n"  # it is being imported until the test says so
 MODULE = ("colorsys",)  # nothing imports it by itself
 
 # A module that the job names, and a part of what is said when it can't be preloaded.
@@ -150,6 +152,23 @@ def test_who_waits_for_imports_can_be_drained(tmp_path: Path, bare_python: str) 
         agent.request("drain", reason="preempted", seconds=60.0)
         assert agent.ended() == events.DRAINED
         assert not [event for event in agent.events() if event.kind == events.RANK_EXITED]
+
+
+def test_the_masters_port_is_held_while_ranks_wait_for_imports(tmp_path: Path, bare_python: str) -> None:
+    """Nobody takes it in these seconds; one that ends meanwhile lets it go, the next has its own."""
+    with agent_of(tmp_path, bare_python, mine=LATER, preload_modules=("mine",)) as agent:
+        first = agent.state().next_port
+        agent.begin(1, master_port=first)
+        assert not bindable("127.0.0.1", first)
+        second = agent.state().next_port
+        assert second not in (0, first)
+        agent.begin(2, master_port=second)
+        assert agent.ended(1) == events.STOPPED
+        wait_until(lambda: bindable("127.0.0.1", first), "the port of the attempt that has ended")
+        assert not bindable("127.0.0.1", second)
+        (tmp_path / "work" / "now").touch()
+        assert agent.ended(2) == events.SUCCEEDED
+        assert bindable("127.0.0.1", second)
 
 
 def test_without_preloading(tmp_path: Path, bare_python: str) -> None:

@@ -23,6 +23,7 @@ from resumable_training.agent.drain import Drain
 from resumable_training.agent.files import write_json
 from resumable_training.agent.hang import Hang, find_hang
 from resumable_training.agent.logfile import forget_old_attempts
+from resumable_training.agent.ports import HeldPort
 from resumable_training.agent.procfs import is_dying, start_ticks
 from resumable_training.agent.rank import Rank, Reporter
 from resumable_training.agent.ranklink import RankLink
@@ -41,9 +42,12 @@ _GPU_SECONDS = 30.0  # for the driver to take back what a killed process held
 
 
 class Attempt:
-    """Ranks of one assignment. ``finished`` is set when all are reaped and their leftovers killed."""
+    """Ranks of one assignment. ``finished`` is set when all are reaped and their leftovers killed.
 
-    def __init__(self, context: Context, assignment: Assignment) -> None:
+    ``port``: of the master, held until ranks are started, which may first have to wait for imports.
+    """
+
+    def __init__(self, context: Context, assignment: Assignment, port: Optional[HeldPort] = None) -> None:
         self.assignment = assignment
         self.limits = assignment.limits
         self.outcome: Optional[str] = None
@@ -52,6 +56,7 @@ class Attempt:
         self.finished = asyncio.Event()
         self.ranks: List[Rank] = []
         self._context = context
+        self._port = port
         self._pending: Optional[str] = None  # outcome that is decided while ranks are still being ended
         self._exits: "asyncio.Queue[Rank]" = asyncio.Queue()
         self._link = self._make_link()
@@ -87,6 +92,12 @@ class Attempt:
         Args:
             trouble: of the storage, for which none is to be started.
         """
+        try:
+            await self._start(trouble)
+        finally:
+            self._let_go_of_port()
+
+    async def _start(self, trouble: str) -> None:
         member = self.assignment.member()
         numbers = [member.first_rank + local for local in range(member.ranks)]
         self._emit(
@@ -109,6 +120,7 @@ class Attempt:
             await self._context.starter.until_ready(lambda: self.ending or self.drain_state is not None)
             if self.drain_state is not None and not self.ending:
                 self.end(events.DRAINED)  # nothing has begun
+            self._let_go_of_port()
             for local in range(0 if self.ending else member.ranks):  # it may have been stopped meanwhile
                 self._start_rank(local)
         except (OSError, ValueError) as error:  # ValueError: what no process can be given, a zero byte
@@ -119,6 +131,11 @@ class Attempt:
             self._emit(events.RANKS_STARTED, {"ranks": [rank.number for rank in self.ranks]})
         self._reporter = Reporter(self.ranks[0]) if self.ranks else None
         self._record()
+
+    def _let_go_of_port(self) -> None:
+        """Rank 0 is about to bind it, or nobody will."""
+        if self._port is not None:
+            self._port.let_go()
 
     async def supervise(self) -> None:
         """Tell every exit in order, then clean up; runs until ``finished``."""

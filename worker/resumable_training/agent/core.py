@@ -279,8 +279,7 @@ class Agent:
         settled = self._with_port(wanted)
         if settled is None:
             return Refusal(MASTER_PORT, "no free port for the master on %s" % wanted.master_address)
-        self._let_go_of(settled.master_port)
-        self._attempt = Attempt(self._context, settled)
+        self._attempt = Attempt(self._context, settled, self._hand_over(settled.master_port))
         self._hold_port(settled.master_port)
         self._digest = wanted.digest
         self.heard()
@@ -309,11 +308,13 @@ class Agent:
             seed = "%s/%s" % (self.spec.job_uid, self.spec.worker)
             self._held = hold_port(self.spec.address, seed, self._number() + 1, but)
 
-    def _let_go_of(self, port: int) -> None:
-        """Rank 0 is about to bind it."""
-        if self._held is not None and self._held.number == port:
-            self._held.let_go()
-            self._held = None
+    def _hand_over(self, port: int) -> Optional[HeldPort]:
+        """The port that is held here, if it is the one of the attempt that begins."""
+        held = self._held
+        if held is None or held.number != port:
+            return None
+        self._held = None
+        return held
 
     def _unable(self, wanted: Assignment) -> Optional[Refusal]:
         """Why this agent can start no ranks at all."""

@@ -84,6 +84,7 @@ class HeldPort:
         self._holder = holder
 
     def let_go(self) -> None:
+        """It may be bound now. Again: nothing new."""
         self._holder.close()
 
 
