@@ -44,6 +44,7 @@ class Engine(Protocol):
         shared: dict[str, Any],
         per_rank: dict[str, bytes],
         history: tuple[str, ...],
+        anew: bool,
     ) -> SaveReport: ...
 
     @property
@@ -77,6 +78,7 @@ class Saver:
         self._settings, self._settings_at = session.settings, time.monotonic()
         self._wanted = False  # a save was due while the one before was still in flight
         self._told: SaveReport | None = None  # the last one that was recorded
+        self._anew = False  # it has shown that ranks hold other tensors than was planned for
         self.last_step: int | None = None  # that is durable
         self.restored_world_size = 0
         self.restored: dict[str, Any] = {}
@@ -99,7 +101,7 @@ class Saver:
         """
         report = self._engine.poll()
         if report is not None:
-            self._record(report, must=False)
+            self._record(report)
 
     def start_clock(self) -> None:
         """The loop begins: measure time to the next save from here."""
@@ -108,7 +110,7 @@ class Saver:
 
     def _meet(self) -> bool:
         """Whether to save now; rank 0 decides. One that can't be taken up yet is remembered, not piled up."""
-        due = self._wanted or self._session.step >= self._next.save_at
+        due = self._wanted or self._anew or self._session.step >= self._next.save_at
         self._wanted = due and self._engine.busy
         if self._wanted and self._session.main:
             self._session.warn(
@@ -131,9 +133,11 @@ class Saver:
             mine = schedule.postponed(self._measured(), session.step)
         group = session.group.private
         if group is not None:
-            numbers = torch.tensor([mine.save_at, mine.meet_at, int(go)], dtype=torch.int64)
+            words = [mine.save_at, mine.meet_at, int(go), int(self._anew)]
+            numbers = torch.tensor(words, dtype=torch.int64)
             dist.broadcast(numbers, src=0, group=group)
             mine, go = schedule.Announcement(int(numbers[0]), int(numbers[1])), bool(numbers[2])
+            self._anew = bool(numbers[3])
         self._next = mine
         return go
 
@@ -160,10 +164,17 @@ class Saver:
         session = self._session
         before = session.clock.phase
         session.clock.enter("checkpointing")
-        self._record(self._engine.wait(), must=False)
+        self._await()
         if self.last_step != session.step:
             self._begin()
-            self._record(self._engine.wait(), must=True)
+            report = self._await()
+            if self._anew:  # which the loop would do at its next boundary
+                self._begin()
+                report = self._await()
+            if report is not None and not report.ok:
+                raise StorageUnavailable(
+                    f"the last checkpoint, of step {report.step}, failed: {report.message}"
+                )
             self._saved_at = time.monotonic()
             self._announce(go=False)
         session.clock.enter(before)
@@ -181,17 +192,26 @@ class Saver:
             shared=self._shared(),
             per_rank=self._per_rank(),
             history=session.recorder.lines() if session.recorder else (),
+            anew=self._anew,
         )
+        self._anew = False
         if report.durable:
-            self._record(report, must=False)
+            self._record(report)
         session.clock.enter(before)
 
-    def _record(self, report: SaveReport | None, must: bool) -> None:
+    def _await(self) -> SaveReport | None:
+        """Until nothing is in flight; what rank 0 knows of the last save."""
+        report = self._engine.wait()
+        if report is not None:
+            self._record(report)
+            self._anew = report.unlike
+        return report
+
+    def _record(self, report: SaveReport) -> None:
         """Tell of a save that has ended, once."""
-        if report is not None and report != self._told:
+        if report != self._told:
+            self._anew = report.unlike
             self._tell(report)
-        if must and report is not None and not report.ok:
-            raise StorageUnavailable(f"the last checkpoint, of step {report.step}, failed: {report.message}")
 
     def _tell(self, report: SaveReport) -> None:
         session = self._session

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from resumable_training.checkpoint import CheckpointEngine, SaveReport, TrainingState, async_save
+from resumable_training.checkpoint import CheckpointEngine, SaveReport, TrainingState, arena, async_save
 
 
 class Odd(nn.Module):
@@ -144,3 +144,55 @@ def hung_writer_run(rank: int, world_size: int, group: Any, root: str) -> list[A
     other = writer_of(engine) != hung
     engine.close()
     return [again.ok, other]
+
+
+class Lazy(nn.Module):
+    """``lazy`` gets optimizer state only where it is used."""
+
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self.common = nn.Parameter(torch.ones(3000))
+        self.lazy = nn.Parameter(torch.ones(elements))
+
+
+def lazy_run(rank: int, world_size: int, group: Any, root: str, elements: int, user: int) -> Any:
+    """After the first save rank ``user`` alone uses what none did before; (step, ok, message) of each save,
+    what was said, and the values in the end. A save that asks for it is followed by one that plans anew."""
+    said: list[str] = []
+    state = lazy_state(elements)
+    engine = make_engine(root, rank, world_size, group, warn=said.append)
+    engine.restore(state)
+    found: list[SaveReport] = []
+    for number in (1, 2, 3, 4):
+        model, optimizer = state.modules["model"], state.optimizers["optimizer"]
+        assert isinstance(model, Lazy)
+        for parameter in (model.common, model.lazy) if number > 1 and rank == user else (model.common,):
+            parameter.grad = torch.full_like(parameter, float(number))
+        optimizer.step()
+        optimizer.zero_grad()
+        begin(engine, state, number, rank, anew=bool(found) and found[-1].unlike)
+        report = engine.wait()
+        assert report is not None
+        found.append(report)
+    engine.close()
+    momenta = [one["momentum_buffer"].clone() for one in state.optimizers["optimizer"].state.values()]
+    return [(one.step, one.ok, one.message) for one in found], said, momenta
+
+
+def lazy_state(elements: int) -> TrainingState:
+    model = Lazy(elements)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return TrainingState({"model": model}, {"optimizer": optimizer})
+
+
+def short_run(rank: int, world_size: int, group: Any, root: str) -> Any:
+    """Save with memory for two copies of what a rank stores, then for one; was it durable at once?"""
+    durable, said = [], list[str]()
+    for attempt, free in enumerate((3 << 20, (1 << 20) + (1 << 19)), 1):
+        arena.free_bytes = lambda free=free: arena.SPARE_BYTES + free
+        state = lazy_state(7)
+        engine = make_engine(root, rank, world_size, group, attempt=attempt, warn=said.append)
+        engine.restore(state)
+        durable.append(begin(engine, state, attempt, rank).durable)
+        engine.close()
+    return durable, said

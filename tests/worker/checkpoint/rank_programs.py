@@ -163,6 +163,7 @@ def make_engine(
     *,
     attempt: int = 1,
     host: str | None = "127.0.0.1",
+    warn: Callable[[str], None] = lambda text: None,
     **config: Any,
 ) -> CheckpointEngine:
     """An engine that has passed preflight and does not wait long. ``host`` None: saves are synchronous."""
@@ -174,7 +175,7 @@ def make_engine(
         group,
         rank,
         world_size,
-        lambda text: None,
+        warn,
         retry_seconds=(0.05,),
         host=host,
     )
@@ -212,13 +213,16 @@ def save(engine: CheckpointEngine, state: TrainingState, step: int, rank: int) -
     return report
 
 
-def begin(engine: CheckpointEngine, state: TrainingState, step: int, rank: int) -> SaveReport:
+def begin(
+    engine: CheckpointEngine, state: TrainingState, step: int, rank: int, *, anew: bool = False
+) -> SaveReport:
     return engine.save(
         state,
         step=step,
         samples=step * 64,
         shared={"fingerprint": {"length": 10}, "step": step},
         per_rank={"rng": b"rng of %d" % rank, "empty": b""},
+        anew=anew,
     )
 
 

@@ -275,14 +275,20 @@ def test_without_a_writer_saves_are_synchronous(job: Job, monkeypatch: pytest.Mo
     assert job.resume_points == ["step-00000001.1"]
 
 
-def test_room_is_looked_for_for_all_ranks_of_a_machine(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take it at the same time: what is enough for one of them may be too little for all."""
-    monkeypatch.setattr(arena, "free_bytes", lambda: (64 << 20) + (5 << 20))
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert not save(begun(job), 1).durable
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert save(begun(job, 2), 2).durable
-    assert "of 8 ranks needs 8 MiB" in job.warnings[0]
+def test_a_kind_of_tensor_that_comes_later_is_left_to_dcp(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The save that meets it fails and says which; planned anew, saves are synchronous from then on."""
+    engine, state = job.engine(1), layers()
+    engine.restore(state)
+    assert durable(engine, 1, state).ok
+    monkeypatch.setattr(plan, "DTYPES", frozenset({"float32"}))
+    reshaped_buffer(state)
+    failed = durable(engine, 2, state)
+    assert (failed.ok, failed.unlike) == (False, True)
+    assert "rank 0: model.seen is of type torch.bfloat16" in failed.message
+    again = engine.save(state, step=3, samples=24, shared={}, per_rank={}, anew=True)
+    assert (again.ok, again.durable) == (True, True)
+    assert engine.poll() is None
+    assert job.resume_points == ["step-00000003.1", "step-00000001.1"]
 
 
 @pytest.mark.parametrize(("limit", "room"), [("max", 4 << 20), ("3145728", (3 << 20) - 1000 + 300)])

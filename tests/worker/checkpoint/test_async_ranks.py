@@ -98,3 +98,30 @@ def test_what_only_some_ranks_have_is_stored_by_them(tmp_path: Path) -> None:
     assert template["model"]["common"].eq(1).all()
     assert template["model"]["own-0"].eq(0).all()
     assert template["model"]["own-1"].eq(1).all()
+
+
+@pytest.mark.parametrize(("elements", "user"), [(7, 1), (5000, 0)])
+def test_ranks_that_become_unlike_are_planned_for_anew(elements: int, user: int, tmp_path: Path) -> None:
+    """State that one rank alone gets: the save that meets it commits nothing, the next one has it."""
+    root = tmp_path / "store"
+    found = run_ranks(2, async_programs.lazy_run, tmp_path, str(root), elements, user)
+    for reports, _, _ in found:
+        assert [(step, ok) for step, ok, _ in reports] == [(1, True), (2, False), (3, True), (4, True)]
+        assert "rank 0 and rank 1 do not hold the tensors together" in reports[1][2]
+    (told,) = [line for line in found[0][1] if "planned anew" in line]
+    assert "optimizer.state.lazy.momentum_buffer is" in told
+    assert f"torch.float32[{elements}] on rank {user}" in told
+    assert survey(LocalStore(root)).incomplete == ()
+    expected = dict(zip(["common", "lazy"], found[user][2], strict=True))
+    read = {name: {"momentum_buffer": torch.zeros_like(value)} for name, value in expected.items()}
+    dcp.load({"optimizer": {"state": read}}, checkpoint_id=root / "step-00000004.1", no_dist=True)
+    for name, value in expected.items():
+        assert torch.equal(read[name]["momentum_buffer"], value)
+
+
+def test_room_is_looked_for_for_all_ranks_of_a_machine(tmp_path: Path) -> None:
+    """They take it at the same time: what is enough for one of them may be too little for all."""
+    found = run_ranks(2, async_programs.short_run, tmp_path, str(tmp_path / "store"))
+    assert [durable for durable, _ in found] == [[False, True]] * 2
+    (said,) = found[0][1]
+    assert "a copy of the state of 2 ranks needs 2 MiB of memory, 65 MiB are free" in said

@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from resumable_training.checkpoint import marking
-from resumable_training.checkpoint.plan import ALIGNMENT, Agreed, Plan, Unsupported, agree_on, make_plan
+from resumable_training.checkpoint.plan import (
+    ALIGNMENT,
+    Agreed,
+    Plan,
+    Unsupported,
+    agree_on,
+    digest_of,
+    make_plan,
+    unlike,
+)
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -83,9 +92,41 @@ def test_kinds_that_only_dcp_knows_are_named(tensor: torch.Tensor, said: str) ->
 
 def test_what_not_all_ranks_have_alike_is_stored_whole_by_the_first() -> None:
     """Slices need the same tensor everywhere: another shape on one rank is another tensor."""
-    assert agree_on([{"a": "f[3]"}] * 3, 7) == Agreed(7)
-    agreed = agree_on([{"a": "f[3]"}, {"a": "f[3]", "b": "f[2]"}], 0)
+    assert agree_on([{"a": "f[3]"}] * 3, 7, 1) == Agreed(7)
+    agreed = agree_on([{"a": "f[3]"}, {"a": "f[3]", "b": "f[2]"}], 0, 1)
     assert agreed.holders == {"a": 0, "b": 1}
     given = {"a": torch.zeros(5000), "b": torch.zeros(5000)}
     assert [item.key for item in plan_of({"a": given["a"]}, 0, 2, agreed).items] == ["a"]
     assert [item.key for item in plan_of(given, 1, 2, agreed).items] == ["b"]
+
+
+def test_plans_that_make_a_whole_have_the_same_view() -> None:
+    """Alike ranks stay together when all change alike; of unlike ones each must have what it had."""
+    given, grown = tensors(), {**tensors(), "m.new": torch.zeros(3)}
+    assert plan_of(given, 0, 2).view == plan_of(given, 1, 2).view
+    assert plan_of(grown, 0, 2).view == plan_of(grown, 1, 2).view != plan_of(given, 0, 2).view
+    digests = [digest_of(one, {"m.buffer"}) for one in (given, grown)]
+    first, second = (agree_on(digests, 0, rank) for rank in (0, 1))
+    assert plan_of(given, 0, 2, first).view == plan_of(grown, 1, 2, second).view
+    more = {**grown, "m.more": torch.zeros(5)}  # nobody would store it
+    assert plan_of(given, 0, 2, first).view != plan_of(more, 1, 2, second).view
+    assert plan_of(grown, 0, 2, first).view != plan_of(grown, 1, 2, second).view
+
+
+def test_who_has_what_is_named() -> None:
+    """By key, look and rank; a few of each, and how many more."""
+    assert unlike([{"a": "f[3]"}] * 3) == ""
+    assert (
+        unlike([{"a": "f[3]"}, {"a": "f[4]"}, {}]) == "a is f[3] on rank 0, f[4] on rank 1, nothing on rank 2"
+    )
+    many = unlike([{}] * 5 + [{str(key): "f[1]" for key in range(5)}])
+    assert many.startswith("0 is nothing on rank 0, 1, 2 and 2 more, f[1] on rank 5; 1 is")
+    assert many.endswith("; and 2 more")
+
+
+def test_a_part_that_nobody_stored_is_named() -> None:
+    """With those who have stored the rest."""
+    piece = marking.Piece((0,), (2,), "__1_0.distcp", 0, 100)
+    part = marking.Written({"m.w": marking.Tensor("float32", (6,), ("m", "w"), (piece,))})
+    with pytest.raises(marking.Unlike, match=r"m\.w: 2 of its 6 elements were stored, by rank 1"):
+        marking.join([part])

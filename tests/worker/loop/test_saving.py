@@ -21,15 +21,19 @@ class Engine:
         self.begun: list[int] = []
         self.flight: SaveReport | None = None
         self.last: SaveReport | None = None
-        self.outcome = {"ok": True, "bytes": 10, "durable_ms": 70}
+        self.outcome: dict[str, Any] = {"ok": True, "bytes": 10, "durable_ms": 70}
+        self.planned_anew: list[int] = []
 
     @property
     def busy(self) -> bool:
         return self.flight is not None
 
-    def save(self, state: Any, *, step: int, samples: int, **_: Any) -> SaveReport:
+    def save(self, state: Any, *, step: int, samples: int, anew: bool, **_: Any) -> SaveReport:
         assert self.flight is None
         self.begun.append(step)
+        if anew:
+            self.planned_anew.append(step)
+            self.outcome = {"ok": True}
         self.flight = SaveReport(f"step-{step}", step, samples, blocking_ms=3, durable=False)
         return self.flight
 
@@ -155,3 +159,44 @@ def test_the_last_save_must_succeed(engine: Engine) -> None:
     engine.outcome = {"ok": False, "message": "full"}
     with pytest.raises(StorageUnavailable, match="of step 1, failed: full"):
         saver.commit()
+
+
+UNLIKE = {"ok": False, "message": "rank 1 holds others", "unlike": True}
+
+
+def test_the_save_after_one_that_found_ranks_unlike_is_planned_anew(engine: Engine) -> None:
+    """And not those after it."""
+    saver, session = started(engine, every_steps=1)
+    engine.outcome = UNLIKE
+    for _ in range(4):
+        session.step_once(saver)
+        engine.land()
+    assert session.events == [
+        (rankwire.CHECKPOINT_FAILED, 1),
+        (rankwire.CHECKPOINT, 2),
+        (rankwire.CHECKPOINT, 3),
+    ]
+    assert (engine.begun, engine.planned_anew) == ([1, 2, 3, 4], [2])
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_the_last_save_is_planned_anew_within_itself(engine: Engine, in_flight: bool) -> None:
+    """Nothing comes after it: also where the one before it has shown that it must be."""
+    saver, session = started(engine, every_steps=2 if in_flight else 9)
+    engine.outcome = UNLIKE
+    for _ in range(3):
+        session.step_once(saver)
+    saver.commit()
+    assert saver.last_step == 3
+    assert engine.planned_anew == [3]
+    assert engine.begun == ([2, 3] if in_flight else [3, 3])
+
+
+def test_ranks_that_stay_unlike_fail_the_last_save(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planned anew once; then the exit code has to tell."""
+    saver, session = started(engine, every_steps=9)
+    monkeypatch.setattr(engine, "land", lambda land=engine.land: (engine.outcome.update(UNLIKE), land()))
+    session.step_once(saver)
+    with pytest.raises(StorageUnavailable, match="of step 1, failed: rank 1 holds others"):
+        saver.commit()
+    assert engine.begun == [1, 1]

@@ -68,25 +68,29 @@ class Arena:
         """Give the memory back, whoever still has it mapped. It must not be touched any more."""
         if self.pinned:
             torch.cuda.cudart().cudaHostUnregister(self.tensor.data_ptr())  # type: ignore[no-untyped-call]
-        os.ftruncate(self.descriptor, 0)
-        os.close(self.descriptor)
+        give_back(self.descriptor)
 
 
 def given_arena(descriptor: int, size: int) -> Arena | None:
     """The arena that another process made, which belongs to this one now; None: it is smaller than that."""
     has = os.fstat(descriptor).st_size - SEAL_BYTES
     if has < size:
-        os.ftruncate(descriptor, 0)  # whoever else holds it: there is no room for two
-        os.close(descriptor)
+        give_back(descriptor)  # there is no room for two
         return None
     return Arena(has, descriptor)
 
 
-def check_room(size: int, ranks: int = 1) -> None:
-    """Raises NoArena unless so many ranks of this machine can each have ``size`` bytes."""
+def give_back(descriptor: int) -> None:
+    """Free an arena's memory, whoever else holds it."""
+    os.ftruncate(descriptor, 0)
+    os.close(descriptor)
+
+
+def check_room(needed: int, ranks: int = 1) -> None:
+    """Raises NoArena unless so many ranks of this machine can have ``needed`` bytes together."""
     if sys.platform != "linux":
         raise NoArena("this system has no memory files")
-    room, needed = free_bytes(), ranks * size
+    room = free_bytes()
     if room is not None and needed + SPARE_BYTES > room:
         whose = f" of {ranks} ranks" if ranks > 1 else ""
         raise NoArena(

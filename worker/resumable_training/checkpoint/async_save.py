@@ -135,10 +135,11 @@ class AsynchronousSaver:
         if self._ranks.rank == 0:
             self._warn(f"{why}: each save stops training until it is stored")
         self._synchronous = SynchronousSaver(self._store, self._ranks, self._warn)
-        self._keeper.free()
         if self._process is not None:
             self._process.kill()
-            self._process = None
+            self._process, self._busy = None, False
+        self._keeper.free()
+        self._snapshot.drop()
 
     # In the loop --------------------------------------------------------------------------------------
 
@@ -149,13 +150,13 @@ class AsynchronousSaver:
 
     def begin(self, task: SaveTask) -> SaveReport:
         started = time.monotonic()
+        self._clear_the_way()
         if self._synchronous is None and not self._agreed:
             self._require_writers()
-        if self._synchronous is None and not self._agreed:
+        if self._synchronous is None and (task.anew or not self._agreed):
             self._agree(task)
         if self._synchronous is not None:
             return self._synchronous.begin(task)
-        self._clear_the_way()
         self._number += 1
         report = SaveReport(task.name, task.manifest.step, task.manifest.samples, durable=False)
         self._flight = _Flight(self._number, report, started, None)
@@ -165,9 +166,12 @@ class AsynchronousSaver:
         return self._flight.report
 
     def _agree(self, task: SaveTask) -> None:
-        """The first save: ranks tell each other what they have."""
+        """The first save, and one after ranks were found unlike: they tell each other what they have."""
+        again, self._agreed = self._agreed, True
         why = self._snapshot.agree(task.content)
-        self._agreed = True
+        if again and self._ranks.rank == 0:
+            now = self._snapshot.unlike or "they hold the same again"
+            self._warn(f"ranks did not hold the tensors that saves were planned for: planned anew, {now}")
         if why:
             self._fall_back(why)
         else:
@@ -175,15 +179,15 @@ class AsynchronousSaver:
 
     def _take_off(self, task: SaveTask) -> None:
         """Copy and send; or have all ranks' flights end, also where this rank's script gets an error."""
-        why = f"rank {self._ranks.rank} could not take its state"
+        why, unlike = f"rank {self._ranks.rank} could not take its state", False
         try:
             smalls, is_new = self._snapshot.take(task.content)
             why = ""
         except (Unsupported, NoArena) as error:
-            why = f"rank {self._ranks.rank}: {error}"
+            why, unlike = f"rank {self._ranks.rank}: {error}", isinstance(error, Unsupported)
         finally:
             if why:
-                self._settle(why)
+                self._settle(why, unlike=unlike)
         if not why:
             self._ship(task, smalls, is_new)
 
@@ -237,7 +241,8 @@ class AsynchronousSaver:
         assert self._process is not None
         try:
             self._process.send({"kind": "arena", "bytes": arena.bytes}, arena.descriptor)
-            self._process.send({"kind": "plan", "items": cargo.to_plain(plan.items)})
+            items = cargo.to_plain(plan.items)
+            self._process.send({"kind": "plan", "items": items, "view": plan.view})
         except WriterDied:
             return  # the next word to it tells; its successor gets the same
 
@@ -340,6 +345,7 @@ class AsynchronousSaver:
         self._last = replace(
             flight.report,
             ok=message["ok"],
+            unlike=bool(message.get("unlike")),
             message=message["message"],
             bytes=message.get("bytes", 0),
             durable_ms=round((at - flight.started) * 1000),
@@ -361,11 +367,11 @@ class AsynchronousSaver:
         if self._flight is not None and self._flight.message is None:
             self._settle(how)
 
-    def _settle(self, why: str) -> None:
+    def _settle(self, why: str, *, unlike: bool = False) -> None:
+        """``unlike``: what this rank holds is of a kind that its plan can't be made for."""
         assert self._flight is not None
-        self._tell(
-            {"kind": "settle", "flight": self._flight.number, "name": self._flight.report.name, "why": why}
-        )
+        number, name = self._flight.number, self._flight.report.name
+        self._tell({"kind": "settle", "flight": number, "name": name, "why": why, "unlike": unlike})
 
     def _renew(self) -> None:
         self._busy = False

@@ -333,10 +333,13 @@ class CheckpointEngine:
         shared: Mapping[str, Any],
         per_rank: Mapping[str, bytes],
         history: tuple[str, ...] = (),
+        anew: bool = False,
     ) -> SaveReport:
         """Commit everything at ``step``. The report's ``ok`` tells; training goes on in either case.
 
         Returns when the state may be changed again. Saving the same step twice commits once.
+        ``anew``, the same on all ranks: they tell each other again what they hold, as at the first save.
+        For the save after one whose report was ``unlike`` on rank 0: without it, it would fail like that one.
 
         Raises:
             Superseded: a newer attempt owns the store.
@@ -355,6 +358,7 @@ class CheckpointEngine:
             history,
             self.config.keep_last,
             self.config.keep_every_steps,
+            anew,
         )
         return self._finish(self._saver.begin(task))
 

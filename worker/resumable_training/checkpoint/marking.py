@@ -5,6 +5,7 @@ Each rank says what it has written (``Written``); the marker is all of that toge
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from resumable_training.checkpoint import opcodes
 from resumable_training.checkpoint.opcodes import Memo
 
 VERSION = "1.0.0"  # of DCP's format
+_MOST_NAMED = 4
 _METADATA = "torch.distributed.checkpoint.metadata"
 _OF_TENSOR = ("properties", "size", "chunks")
 _FILES = "torch.distributed.checkpoint.filesystem"
@@ -58,11 +60,15 @@ class Written:
     blobs: dict[str, Blob] = field(default_factory=dict)
 
 
+class Unlike(ValueError):
+    """What ranks have stored does not make a whole: they do not hold what each took the others to hold."""
+
+
 def join(parts: Iterable[Written]) -> Written:
     """Of all ranks, together.
 
     Raises:
-        ValueError: two of them do not mean the same tensor.
+        Unlike: two of them do not mean the same tensor, or a part of one is missing.
     """
     all_ = Written()
     for part in parts:
@@ -70,13 +76,24 @@ def join(parts: Iterable[Written]) -> Written:
         for key, tensor in part.tensors.items():
             known = all_.tensors.get(key, tensor)
             if (known.dtype, known.shape) != (tensor.dtype, tensor.shape):
-                raise ValueError(
+                raise Unlike(
                     f"{key} is {known.dtype} {list(known.shape)} on one rank and {tensor.dtype}"
                     f" {list(tensor.shape)} on another"
                 )
             pieces = tensor.pieces if known is tensor else known.pieces + tensor.pieces
             all_.tensors[key] = Tensor(known.dtype, known.shape, known.path, pieces)
+    for key, tensor in all_.tensors.items():
+        _require_whole(key, tensor)
     return all_
+
+
+def _require_whole(key: str, tensor: Tensor) -> None:
+    stored, whole = sum(math.prod(piece.sizes) for piece in tensor.pieces), math.prod(tensor.shape)
+    if stored != whole:
+        files = sorted({piece.file for piece in tensor.pieces})
+        ranks = ", ".join(file.strip("_").partition("_")[0] for file in files[:_MOST_NAMED])
+        more = f" and {len(files) - _MOST_NAMED} more" if len(files) > _MOST_NAMED else ""
+        raise Unlike(f"{key}: {stored} of its {whole} elements were stored, by rank {ranks}{more}")
 
 
 def to_plain(written: Written) -> list[list[Any]]:

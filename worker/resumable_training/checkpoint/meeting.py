@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from resumable_training.checkpoint.errors import StorageUnavailable
+from resumable_training.checkpoint.marking import Unlike
 from resumable_training.contract.framing import Inbox, Message, send
 
 CONNECT_SECONDS = 60.0  # the port is open as long as rank 0's process lives
@@ -109,13 +110,15 @@ class Host:
 
         Raises:
             StorageUnavailable: at least one has failed; says which and why.
+            Unlike: the same, and what one of them holds does not fit its plan any more.
         """
         with self._changed:
             self._changed.wait_for(lambda: len(self._flight.answers) == self._world_size - 1)
             answers = sorted(self._flight.answers.items())
         failures = [f"rank {rank}: {one['message']}" for rank, one in answers if one["kind"] == FAILED]
         if failures:
-            raise StorageUnavailable("saving failed on " + "; ".join(failures[:4]))
+            kind = Unlike if any(one.get("unlike") for _, one in answers) else StorageUnavailable
+            raise kind("saving failed on " + "; ".join(failures[:4]))
         return [one for _, one in answers]
 
     def close(self, outcome: Message) -> None:
@@ -236,8 +239,9 @@ class Guest:
         self._say({"kind": STORED, **what})
         return self._await_outcome()
 
-    def failed(self, why: str) -> Message:
-        self._say({"kind": FAILED, "message": why})
+    def failed(self, why: str, *, unlike: bool = False) -> Message:
+        """``unlike``: what this rank holds does not fit its plan any more."""
+        self._say({"kind": FAILED, "message": why, "unlike": unlike})
         return self._await_outcome()
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 import torch
+import xxhash
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -25,6 +26,7 @@ from resumable_training.checkpoint.live import local
 from resumable_training.checkpoint.marking import Path
 
 ALIGNMENT = 64
+_MOST_NAMED = 3
 _SHAPE_OF, _DTYPE_OF = attrgetter("shape"), attrgetter("dtype")
 
 
@@ -37,11 +39,13 @@ class Agreed:
     """What ranks have told each other before the first plan.
 
     ``holders``: None when all ranks have the same replicated tensors; else who stores each, whole.
+    ``own``: what this rank had then, as ``digest_of``; only beside ``holders``.
     ``rank_0_bytes``: of what only rank 0 gives.
     """
 
     rank_0_bytes: int = 0
     holders: Mapping[str, int] | None = None
+    own: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -79,12 +83,16 @@ class Copy:
 
 @dataclass(frozen=True)
 class Plan:
-    """``keys`` and ``looks``: all tensors, in order; ``copies``: what this rank stores of them."""
+    """``keys`` and ``looks``: all tensors, in order; ``copies``: what this rank stores of them.
+
+    ``view``: of what all ranks have, as this one knows it. Plans with the same one make a whole together.
+    """
 
     keys: list[str]
     looks: Looks
     copies: tuple[Copy, ...]
     bytes: int
+    view: str
 
     @property
     def items(self) -> list[Item]:
@@ -131,7 +139,15 @@ def make_plan(
             whole = box.sizes == tuple(local(tensor).shape)
             copies.append(Copy(number, None if whole else box, item))
             at += -(-size // ALIGNMENT) * ALIGNMENT
-    return Plan(list(tensors), Looks.at(list(tensors.values())), tuple(copies), at)
+    view = _view(digest_of(tensors, own), agreed)
+    return Plan(list(tensors), Looks.at(list(tensors.values())), tuple(copies), at, view)
+
+
+def _view(digest: Mapping[str, str], agreed: Agreed) -> str:
+    """Ranks that were alike have to stay so; of others each has to have what it had."""
+    if agreed.holders is not None and digest == agreed.own:
+        return "as agreed"
+    return xxhash.xxh3_128_hexdigest(repr(sorted(digest.items())).encode())
 
 
 def _check(key: str, tensor: torch.Tensor) -> None:
@@ -203,12 +219,33 @@ def digest_of(tensors: Mapping[str, torch.Tensor], rank_0_keys: Iterable[str]) -
     }
 
 
-def agree_on(digests: Sequence[Mapping[str, str]], rank_0_bytes: int) -> Agreed:
+def agree_on(digests: Sequence[Mapping[str, str]], rank_0_bytes: int, rank: int) -> Agreed:
     """PURE: from all ranks' digests. A tensor that not all ranks have alike is stored whole by the first."""
     if all(digest == digests[0] for digest in digests):
         return Agreed(rank_0_bytes)
     holders: dict[str, int] = {}
-    for rank, digest in enumerate(digests):
+    for holder, digest in enumerate(digests):
         for key in digest:
-            holders.setdefault(key, rank)
-    return Agreed(rank_0_bytes, holders)
+            holders.setdefault(key, holder)
+    return Agreed(rank_0_bytes, holders, digests[rank])
+
+
+def unlike(digests: Sequence[Mapping[str, str]]) -> str:
+    """PURE: which tensors not all ranks have alike, and who has them; "" when there are none."""
+    keys = sorted({key for digest in digests for key in digest})
+    found = [_who_has(key, digests) for key in keys if len({digest.get(key) for digest in digests}) > 1]
+    more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return "; ".join(found[:_MOST_NAMED]) + more
+
+
+def _who_has(key: str, digests: Sequence[Mapping[str, str]]) -> str:
+    looks: dict[str, list[int]] = {}
+    for rank, digest in enumerate(digests):
+        looks.setdefault(digest.get(key, "nothing"), []).append(rank)
+    return f"{key} is " + ", ".join(f"{look} on {_named(ranks)}" for look, ranks in looks.items())
+
+
+def _named(ranks: Sequence[int]) -> str:
+    """``rank 1``, ``rank 1, 2, 3 and 5 more``."""
+    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
+    return f"rank {', '.join(map(str, ranks[:_MOST_NAMED]))}{more}"

@@ -48,3 +48,4 @@ class SaveReport:
     ok: bool = True
     message: str = ""  # why not; or what did not go well beside the commit
     durable: bool = True
+    unlike: bool = False  # ranks hold other tensors than was planned for: plan the next one anew

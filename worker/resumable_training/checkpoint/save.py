@@ -44,6 +44,7 @@ class SaveTask:
     history: tuple[str, ...] = ()  # lines for reports, of rank 0; written after the commit
     keep_last: int = 2  # of retention, which follows the commit
     keep_every_steps: int | None = None
+    anew: bool = False  # ranks are to tell each other again what they hold; the same on all
 
 
 class Saver(Protocol):

@@ -8,7 +8,6 @@ size may change (texts, generators, hyper-parameters), follow behind the tensors
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,7 @@ import xxhash
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from resumable_training.checkpoint import plan as planning
-from resumable_training.checkpoint.arena import Arena, check_room, given_arena
+from resumable_training.checkpoint.arena import Arena, check_room, give_back, given_arena
 from resumable_training.checkpoint.cargo import Small
 from resumable_training.checkpoint.keeper import RankLink
 from resumable_training.checkpoint.live import Finder, Kept, Moved, local
@@ -26,6 +25,7 @@ from resumable_training.checkpoint.marking import Path
 from resumable_training.checkpoint.moments import moment
 from resumable_training.checkpoint.plan import Agreed, Copy, Plan
 from resumable_training.checkpoint.ranks import Ranks
+from resumable_training.checkpoint.shelf import machine
 from resumable_training.checkpoint.state import Content, given_by_rank_0, own_entries, tracked_entries
 
 _LEAST_SMALL_BYTES = 1 << 20
@@ -88,6 +88,7 @@ class Snapshot:
         self._done: list[Any] = []  # events of GPUs that still copy
         self.plan: Plan | None = None
         self.arena: Arena | None = None
+        self.unlike = ""  # what not all ranks had alike when they agreed
 
     def agree(self, content: Content) -> str:
         """Build the state on all ranks together and tell each other what it is. Why it can't be done, or "".
@@ -101,7 +102,8 @@ class Snapshot:
         told = self._ranks.gather((_short(digest), mine))
         same = all(short == told[0][0] for short, _ in told)
         digests = [digest] if same else self._ranks.gather(digest)
-        self._agreed = planning.agree_on(digests, told[0][1])
+        self._agreed = planning.agree_on(digests, told[0][1], self._ranks.rank)
+        self.unlike = planning.unlike(digests)
         # One after another on all ranks: room is looked for before any of a machine's ranks takes its part.
         for act in (
             lambda: self._make_plan(values),
@@ -111,6 +113,7 @@ class Snapshot:
         ):
             why = next((why for why in self._ranks.gather(self._why_not(act)) if why), "")
             if why:
+                self.drop()
                 return why
         return ""
 
@@ -124,12 +127,31 @@ class Snapshot:
     def _take_or_free(self) -> None:
         """What this worker's arenas hold was loaded, on all ranks, or was not wanted: nobody reads it now."""
         assert self.plan is not None
-        self._given = self._keeper.take(self.plan.bytes + _LEAST_SMALL_BYTES)
+        if self.arena is None:
+            self._given = self._keeper.take(self.plan.bytes + _LEAST_SMALL_BYTES)
+
+    def _more_bytes(self) -> int:
+        """That this rank will take beside what it has."""
+        assert self.plan is not None
+        has = self.arena.bytes if self.arena is not None else 0
+        return 0 if self._given is not None else max(0, self.plan.bytes + _LEAST_SMALL_BYTES - has)
 
     def _check_room(self) -> None:
-        assert self.plan is not None
-        if self._given is None:
-            check_room(self.plan.bytes + _LEAST_SMALL_BYTES, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        """For what all ranks of this machine are about to take; they tell each other."""
+        told = self._ranks.gather((machine(), self._more_bytes()))
+        here, mine = told[self._ranks.rank]
+        wanted = [more for where, more in told if where == here and more]
+        if mine:
+            check_room(sum(wanted), len(wanted))
+
+    def drop(self) -> None:
+        """Give all memory back: nothing is copied any more."""
+        self._targets, arena, self.arena = [], self.arena, None
+        if arena is not None:
+            arena.free()
+        if self._given is not None:
+            give_back(self._given)
+            self._given = None
 
     def take(self, content: Content) -> tuple[list[Small], bool]:
         """Copy everything. The small values, and whether plan or arena are new.

@@ -35,6 +35,7 @@ from resumable_training.contract.framing import Inbox, Message, send
 from resumable_training.contract.manifest import MARKER_FILE, FileEntry, Manifest, StoreIdentity
 
 _PR_SET_PDEATHSIG = 1
+_MOST_NAMED = 4
 
 
 class Writer:
@@ -46,6 +47,7 @@ class Writer:
         self._parent = parent
         self._arena = memoryview(b"")
         self._items: list[cargo.Item] = []
+        self._view = ""  # of what all ranks hold
         self._host: Host | None = None
         self._keeper: WriterLink | None = None
         self._last_flight = 0
@@ -101,7 +103,7 @@ class Writer:
         os.close(descriptor)
 
     def _on_plan(self, message: Message) -> None:
-        self._items = cargo.from_plain(message["items"])
+        self._items, self._view = cargo.from_plain(message["items"]), message["view"]
 
     def _on_save(self, message: Message) -> None:
         """Store the arena as one checkpoint."""
@@ -137,7 +139,8 @@ class Writer:
         if self._rank == 0:
             self._land(self._settled(message))
         else:
-            self._land(self._as_guest(message["flight"], lambda guest: guest.failed(message["why"])))
+            why, unlike = message["why"], message["unlike"]
+            self._land(self._as_guest(message["flight"], lambda guest: guest.failed(why, unlike=unlike)))
         self._say(kind="idle")
 
     def _land(self, outcome: Message) -> None:
@@ -165,7 +168,9 @@ class Writer:
                 self._host.claimed()
             parts = [self._store_own(message, self._look)]
             moment("save.gather")
-            parts += [_part(plain) for plain in (self._host.collect() if self._host else [])]
+            told = self._host.collect() if self._host else []
+            self._compare(told)
+            parts += [_part(plain) for plain in told]
             size, note = self._commit(message, parts, guard)
             return {"ok": True, "bytes": size, "message": note, "at": time.monotonic()}
         except Superseded as error:
@@ -173,7 +178,19 @@ class Writer:
         except (CheckpointError, OSError, ValueError, RuntimeError) as error:
             if claimed:
                 discard(self._store, message["name"])
-            return {"ok": False, "message": str(error)}
+            return {"ok": False, "message": str(error), "unlike": isinstance(error, marking.Unlike)}
+
+    def _compare(self, told: list[Message]) -> None:
+        """Who stores what follows from what all have: one who has something else leaves gaps in the others'.
+
+        Raises:
+            Unlike: names the ranks.
+        """
+        others = [str(rank) for rank, one in enumerate(told, 1) if one["view"] != self._view]
+        if others:
+            more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+            who = f"rank 0 and rank {', '.join(others[:_MOST_NAMED])}{more}"
+            raise marking.Unlike(f"{who} do not hold the tensors together that saves were planned for")
 
     def _commit(
         self, message: Message, parts: list[cargo.Stored | None], guard: Callable[[], None]
@@ -194,6 +211,7 @@ class Writer:
         else:
             outcome = {"ok": committed, "bytes": 0, "message": message["why"], "at": time.monotonic()}
             if not committed:
+                outcome["unlike"] = message["unlike"]
                 discard(self._store, message["name"])
         if self._host is not None:
             self._host.open(message["flight"])
@@ -245,7 +263,7 @@ class Writer:
         except (CheckpointError, OSError) as error:
             return guest.failed(str(error))
         moment("save.stored")
-        return guest.stored(_plain(stored))
+        return guest.stored({**_plain(stored), "view": self._view})
 
     def _take_away(self, name: str) -> None:
         """Our own file, of a save that nobody will commit."""
