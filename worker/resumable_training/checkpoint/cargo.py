@@ -19,7 +19,8 @@ from resumable_training.checkpoint.verify import BlockHasher
 from resumable_training.contract.manifest import BLOCK_BYTES, FileEntry
 
 _AROUND_BYTES = 1024  # of an archive, about
-_PIECE_BYTES = 1 << 18  # what a core's own cache holds: hashed twice and copied, read from memory once
+_PIECE_BYTES = 1 << 18  # what a core's own cache holds: hashed twice, read from memory once
+_WRITE_BYTES = 1 << 20  # at a time: a file system takes many pages together for less than one by one
 
 
 @dataclass(frozen=True)
@@ -141,10 +142,11 @@ class _Output:
         for begin in range(at, at + size, BLOCK_BYTES):
             self._look()
             end = min(begin + BLOCK_BYTES, at + size)
-            for piece in range(begin, end, _PIECE_BYTES):
-                self._put(self._arena[piece : min(piece + _PIECE_BYTES, end)])
+            for write in range(begin, end, _WRITE_BYTES):
+                self._put(self._arena[write : min(write + _WRITE_BYTES, end)])
 
     def _put(self, data: bytes | memoryview) -> None:
-        self.hasher.update(data)
+        for begin in range(0, len(data), _PIECE_BYTES):
+            self.hasher.update(data[begin : begin + _PIECE_BYTES])
         self._stream.write(data)
         self.position += len(data)

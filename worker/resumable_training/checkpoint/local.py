@@ -9,6 +9,7 @@ mounted must not be written under its mount point.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shutil
 import stat
@@ -19,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from resumable_training.checkpoint.early import EarlyFile
 from resumable_training.checkpoint.errors import (
     CheckpointError,
     StorageUnavailable,
@@ -204,14 +206,14 @@ class LocalStore:
 
     @contextmanager
     def open_write(self, name: str, expected_bytes: int = 0) -> Iterator[BinaryIO]:
-        """Waits for a directory that another machine has just made. A file system needs no expectation."""
+        """Waits for a directory that another machine has just made."""
         path = self.path(name)
         with _wrapped(self._full(name)):
             self._await_directory(path.parent)
-            with path.open("xb") as stream:
+            with EarlyFile(path, expected_bytes) as file, io.BufferedWriter(file) as stream:
                 yield cast(BinaryIO, stream)
                 stream.flush()
-                os.fsync(stream.fileno())
+                file.sync()
 
     def _await_directory(self, directory: Path) -> None:
         deadline = time.monotonic() + self.visibility_seconds
