@@ -16,6 +16,7 @@ USER_ERROR = 3
 BUDGET = 4
 DRAINED = 5
 INTERNAL = 6
+UNSAVED = 7
 INTERRUPTED = 130  # as shells do: 128 + SIGINT
 
 MEANING = {
@@ -26,6 +27,7 @@ MEANING = {
     BUDGET: "the job ran out of another budget: too many failures of machines, no progress, its deadline",
     DRAINED: "drained or suspended with everything committed: the same command line continues",
     INTERNAL: "infrastructure or internal error",
+    UNSAVED: "drained or suspended, but not all was saved: the same command line continues from before",
 }
 IN_CLUSTER = {  # what the commands for jobs in a cluster exit with
     SUCCESS: MEANING[SUCCESS],
@@ -58,10 +60,12 @@ def for_status(status: JobStatus) -> int:
 
     A job that is neither finished nor suspended was left by trouble of ours.
     """
+    from resumable_operator.decide.kept import unsaved
+
     if status.phase == "Succeeded":
         return SUCCESS
     if status.phase == "Suspended":
-        return DRAINED
+        return UNSAVED if unsaved(status) else DRAINED
     if status.phase == "Failed" and status.failure_class is not None:
         return _FAILED[status.failure_class]
     return INTERNAL

@@ -38,6 +38,7 @@ from resumable_operator.cli.run_options import (
 )
 from resumable_operator.cli.rundir import is_run
 from resumable_operator.cluster.local_files import RunFiles
+from resumable_operator.decide.kept import unsaved
 from resumable_operator.errors import FatalError, UserError
 from resumable_operator.model import Interruption, JobStatus
 from resumable_operator.words import counted
@@ -180,6 +181,8 @@ def summarize(console: Console, status: JobStatus, setting: Setting) -> None:
         lines += status.reason.splitlines()[:1]
         lines += failure_tail(status.last_interruption, _shown_live(status, setting))
     if status.phase == "Suspended":
+        lost = unsaved(status)
+        lines += [f"not everything is saved: {lost}"] if lost else []
         lines.append(f"the same command line continues {_resume_point(status)}")
     for line in [*lines, f"where the time went: rtj report {_short(setting.directory)}"]:
         console.print(line, soft_wrap=True)
@@ -224,9 +227,8 @@ def _resume_point(status: JobStatus) -> str:
 
 
 def _outcome(status: JobStatus) -> str:
-    return {"Succeeded": "finished", "Failed": "failed", "Suspended": "drained"}.get(
-        status.phase, status.phase
-    )
+    drained = "stopped" if unsaved(status) else "drained"
+    return {"Succeeded": "finished", "Failed": "failed", "Suspended": drained}.get(status.phase, status.phase)
 
 
 def _read_document(

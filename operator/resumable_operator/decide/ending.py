@@ -110,12 +110,14 @@ def finalize(draft: Draft) -> None:
 
 
 def _committed(draft: Draft) -> bool:
-    """Nothing was lost: all drained, or a checkpoint was committed since the drain began."""
+    """Nothing was lost: all drained, or a checkpoint of the last step was committed since the drain began."""
     good = (events.SUCCEEDED, events.DRAINED)
     if all(draft.attempt.outcomes.get(member.worker) in good for member in draft.attempt.members):
         return True  # nothing new may have been left to commit
     made, since = draft.status.checkpoint, draft.attempt.draining_since
-    return made is not None and since is not None and made.at >= since
+    if made is None or since is None or made.at < since:
+        return False
+    return made.step >= draft.status.step  # an older one may have landed since, and the last one failed
 
 
 def _settle(draft: Draft, verdict: Verdict) -> None:

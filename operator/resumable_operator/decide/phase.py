@@ -10,6 +10,7 @@ from resumable_operator.decide.conditions import set_condition, set_if_known
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.goodput import goodput
 from resumable_operator.decide.health import healths, supply
+from resumable_operator.decide.kept import suspended_text
 from resumable_operator.decide.pending import show_readiness
 from resumable_operator.decide.size import largest_allowed
 from resumable_operator.decide.workers import wanted_workers
@@ -119,4 +120,4 @@ def _set_conditions(draft: Draft) -> None:
     )
     set_if_known(draft, "StorageChangeIgnored", moved, "NotSuspended", text)
     suspended = draft.status.phase == "Suspended" and not draft.observation.workers
-    set_if_known(draft, "Suspended", suspended, "SpecSuspend", "suspended by spec.suspend")
+    set_if_known(draft, "Suspended", suspended, "SpecSuspend", suspended_text(draft.status))

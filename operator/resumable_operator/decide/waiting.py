@@ -6,6 +6,7 @@ from resumable_operator.decide.actions import DeleteWorker
 from resumable_operator.decide.backoff import delay_seconds
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.health import ready_workers, supply
+from resumable_operator.decide.kept import suspended_text
 from resumable_operator.decide.membership import reserve_attempt
 from resumable_operator.decide.pending import why_waiting
 from resumable_operator.decide.planned import overdue
@@ -54,7 +55,7 @@ def step(draft: Draft) -> None:
 def _suspend(draft: Draft) -> None:
     """Nothing of the job stays; its storage may be changed now."""
     draft.set(store="", below_min_since=None, below_target_since=None, backoff_until=None, backoff_count=0)
-    draft.note("suspended by spec.suspend")
+    draft.note(suspended_text(draft.status))
 
 
 def _backing_off(draft: Draft) -> bool:

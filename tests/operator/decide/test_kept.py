@@ -1,0 +1,96 @@
+"""A job that was stopped on purpose says what it has not kept, and promises no more than there is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from world import World
+
+from resumable_operator.cli import exitcodes
+from resumable_operator.decide.conditions import condition
+from resumable_operator.decide.kept import suspended_text, unsaved
+from resumable_operator.model import AttemptStatus, CheckpointStatus, Interruption, JobStatus
+
+CRASH = Interruption(attempt=2, cause="unknown", message="rank 0 exited with code 85\nand more", at=30.0)
+DRAIN = Interruption(attempt=2, cause="suspend", planned=True, message="spec.suspend is set", at=30.0)
+
+
+def stopped(
+    step: int = 15, made: tuple[int, float] | None = (10, 12.0), ending: Interruption = CRASH, **changes: Any
+) -> JobStatus:
+    """Attempt 2 of a job went on from step 5 at 10.0 and drained; ``made``: step and time of a checkpoint."""
+    attempt = AttemptStatus(
+        number=2,
+        reserved_at=10.0,
+        start_step=5,
+        drain_cause="suspend",
+        drain_reason="spec.suspend is set",
+    )
+    checkpoint = CheckpointStatus(name="c", step=made[0], samples=1, at=made[1]) if made else None
+    fields: dict[str, Any] = {
+        "phase": "Suspended",
+        "step": step,
+        "attempt": attempt,
+        "checkpoint": checkpoint,
+        "interruptions": (ending,),
+        "uses_library": True,
+    }
+    return JobStatus(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (stopped(), "steps 11 to 15 are in no checkpoint: rank 0 exited with code 85"),
+        (stopped(11), "step 11 is in no checkpoint: rank 0 exited with code 85"),
+        (stopped(made=(15, 20.0), ending=DRAIN), ""),
+        (stopped(made=(10, 20.0), ending=DRAIN), "steps 11 to 15 are in no checkpoint"),
+        (stopped(5, made=None), ""),  # it did nothing that it had not found
+        (stopped(7, made=None), "steps 6 to 7 are in no checkpoint: rank 0 exited with code 85"),
+        (stopped(7, made=(40, 3.0)), "steps 6 to 7 are in no checkpoint: rank 0 exited with code 85"),
+        (stopped(uses_library=False), ""),
+        (
+            stopped(attempt=AttemptStatus(number=2, reserved_at=10.0, start_step=5)),
+            "",
+        ),  # it crashed before
+    ],
+    ids=[
+        "failed",
+        "one",
+        "all",
+        "older landed",
+        "none",
+        "none made",
+        "rolled back",
+        "opaque",
+        "crash",
+    ],
+)
+def test_what_is_in_no_checkpoint_is_told(status: JobStatus, said: str) -> None:
+    """By step, with the reason; the exit code of `rtj run` and the job's condition follow."""
+    assert unsaved(status) == said
+    assert exitcodes.for_status(status) == (exitcodes.UNSAVED if said else exitcodes.DRAINED)
+    assert suspended_text(status) == "suspended by spec.suspend" + (f"; {said}" if said else "")
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_suspended_job_tells_what_it_lost(hangs: bool) -> None:
+    """In its condition and reason: nothing where ranks save in time, else which steps, and why."""
+    world = World(
+        {"workers": {"replicas": 1}, "recovery": {"drainSeconds": 1.0}},
+        capacity=1,
+        steps=100_000,
+        save_every=1000,
+    )
+    world.run(2.0)
+    if hangs:
+        world.agents["train-0-1"].hung_since = world.now + 1000
+    world.change_spec(suspend=True)
+    world.run(4.0)
+    status = world.job.status
+    assert status.phase == "Suspended"
+    told = condition(status, "Suspended")
+    assert told is not None
+    lost = f" to {status.step} are in no checkpoint: the window of 1.0 s was over"
+    assert (lost in told.message, lost in status.reason) == (hangs, hangs)
