@@ -15,6 +15,7 @@ import os
 import platform
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 import time
@@ -144,7 +145,8 @@ class Training:
 
     bed: Bed
     run: ClusterRun
-    silent: str | None = None  # a machine that stands still
+    silent: str | None = None  # a machine that is dead, as far as anybody can tell
+    lost_address: str | None = None  # of its pod: nothing arrives there
 
     def __post_init__(self) -> None:
         self._volume = self.run.volume  # the API server is not to be asked for it again and again
@@ -192,9 +194,12 @@ def training(bed: Bed, leg: Leg) -> Iterator[Training]:
     run.spec["checkpoint"]["interval"] = {"steps": SAVE_EVERY}
     run.spec["recovery"] = {"growCooldownSeconds": 0, "drainSeconds": 20}
     run.create(replicas=WORKERS, min=1 if leg == "elastic" else WORKERS)
+    job = Training(bed, run)
     try:
-        yield Training(bed, run)
+        yield job
     finally:
+        if job.lost_address is not None:
+            _drop_packets("del", job.lost_address)
         for machine in bed.machines:
             bed.nodes.remove(machine)
         bed.machines.clear()
@@ -216,13 +221,27 @@ def kill_container(job: Training) -> float:
 
 
 def silence_machine(job: Training) -> float:
-    """All its processes stand still and its kubelet is cut off: nobody answers, and no connection breaks."""
+    """Its processes stand still, its kubelet is cut off, and what is sent to its pod is dropped: not even a
+    kernel answers there, and no connection breaks."""
     worker = job.last_member()
     machine = job.run.node_of(worker)
+    address = job.run.pods()[worker]["status"]["podIP"]
+    _drop_packets("add", address)
+    job.lost_address = address
     struck_at = _signal(job.run.nodes.pids(job.run.namespace, worker), signal.SIGSTOP)
     job.run.nodes.partition(machine)
     job.silent = machine
     return struck_at
+
+
+def _drop_packets(verb: str, address: str) -> None:
+    """``add`` or ``del``: nothing that is sent to this pod arrives.
+
+    Pods' addresses are this machine's own, so that a route of the local table decides. What is sent on an old
+    connection vanishes; who opens a new one is told that it can't, as by a router.
+    """
+    route = ["ip", "route", verb, "blackhole", f"{address}/32", "table", "local"]
+    subprocess.run(route, check=True, capture_output=True, timeout=10)
 
 
 def add_machine(job: Training) -> float:
@@ -316,8 +335,7 @@ def _explained(job: Training, outcome: Outcome, struck_at: float, missed: float 
     ]
     until = max(assigned, default=recovered_at)
     seconds, writes = cluster_cases.under_way(job.api(), struck_at + split["detect"], until)
-    decided = min(assigned) - struck_at if assigned else None
-    return Found(replace(outcome, split=split), seconds, writes, decided, missed)
+    return Found(replace(outcome, split=split), seconds, writes, split["detect"] + split["stop"], missed)
 
 
 def _missed_after(job: Training, struck_at: float) -> float | None:
@@ -388,6 +406,8 @@ def main() -> None:
     parser.add_argument("--scenario", nargs="+", choices=names, default=names, help="only these")
     parser.add_argument("--output", type=Path, default=RESULTS, help="directory for the JSON")
     options = parser.parse_args()
+    if "dead" in options.scenario and shutil.which("ip") is None:
+        parser.error("a machine that falls silent needs the program ip (iproute2)")
     wanted = [scenario for scenario in SCENARIOS if scenario.name in options.scenario]
     results = run_all(wanted, min(options.runs, QUICK_RUNS) if options.quick else options.runs)
     lines = [*cluster_cases.tables(results), "", "Aims:"]

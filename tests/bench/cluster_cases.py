@@ -32,14 +32,15 @@ class Found:
 
     ``api_seconds``: time in which a write to the API server was under way, between the first witness and the
     last assignment; it is a part of the stages, not one more. ``api_writes``: how many there were.
-    ``decided``: seconds from the strike until the next attempt was assigned; ``missed``: until Kubernetes
-    said that the node is not ready, if it did before the recovery was over or within the wait for that.
+    ``known``: seconds from the strike until the attempt was ended on all survivors; ``missed``: until
+    Kubernetes said that the node is not ready, if it did before the recovery was over or within the wait for
+    that.
     """
 
     outcome: Outcome
     api_seconds: float = 0.0
     api_writes: int = 0
-    decided: float | None = None
+    known: float | None = None
     missed: float | None = None
 
 
@@ -107,14 +108,14 @@ def _nothing_redone(name: str, found: Sequence[Found]) -> Aim:
 
 
 def _before_kubernetes(found: Sequence[Found]) -> Aim:
-    """The new attempt was assigned before the node was marked."""
+    """The attempt was ended before the node was marked."""
     text = "a dead machine is known by its agents before Kubernetes marks its node"
-    decided = [math.inf if one.decided is None else one.decided for one in found]
-    if not decided:
+    known = [math.inf if one.known is None else one.known for one in found]
+    if not known:
         return Aim(text, "", None)
     missed = [math.inf if one.missed is None else one.missed for one in found]
-    ahead = sum(mine < theirs for mine, theirs in zip(decided, missed, strict=True))
-    words = f"{ahead} of {len(found)}; decided after {seconds(statistics.median(decided))} s"
+    ahead = sum(mine < theirs for mine, theirs in zip(known, missed, strict=True))
+    words = f"{ahead} of {len(found)}; known after {seconds(statistics.median(known))} s"
     shown = [value for value in missed if not math.isinf(value)]
     if shown:
         words += f", marked after {seconds(statistics.median(shown))} s"

@@ -33,9 +33,9 @@ def test_aims() -> None:
         "rank": [found(1.0), found(1.2), found(9.0)],
         "pod": [found(None), found(None), found(1.0)],
         "dead": [
-            found(4.0, decided=3.0, missed=4.5),
-            found(4.0, decided=3.0),
-            found(6.0, decided=5.0, missed=4.5),
+            found(4.0, known=3.0, missed=4.5),
+            found(4.0, known=3.0),
+            found(6.0, known=5.0, missed=4.5),
         ],
         "preempt": [found(1.0, redone=2)],
     }
