@@ -15,7 +15,6 @@ from resumable_operator.decide.views import ended, heard, is_member, node_gone, 
 
 Health = Literal["ready", "starting", "stuck", "queued", "doomed", "dead"]
 
-UNSCHEDULABLE = "Unschedulable"  # the scheduler's word for: no machine
 _CANNOT_START = (  # the kubelet tries again, and may do so for ever
     "ErrImagePull",
     "ImagePullBackOff",
@@ -72,15 +71,13 @@ def warming(draft: Draft) -> frozenset[str]:
 
 def supply(draft: Draft) -> Supply:
     """The job's workers, counted by what they are good for."""
-    workers, known = draft.observation.workers, healths(draft)
-    states = Counter(known.values())
+    states = Counter(healths(draft).values())
     ready, starting, queued = states["ready"], states["starting"], states["queued"] + states["stuck"]
     capacity = draft.observation.capacity
     room = None if capacity is None else max(0, capacity - ready - starting - queued)
     if blocked(draft) or refused(draft):
         room = 0
-    placeless = sum(known[worker.name] == "queued" and worker.reason == UNSCHEDULABLE for worker in workers)
-    return Supply(ready, starting, queued, room, placeless)
+    return Supply(ready, starting, queued, room)
 
 
 def creatable(draft: Draft) -> int | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from resumable_operator.model import Workers
 from resumable_operator.words import workers_are
 
-PLACING_SECONDS = 3.0  # for a scheduler to say whether a new worker has a machine
+PLACING_SECONDS = 3.0  # for a lost worker to leave its room, and for a scheduler to find it
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,6 @@ class Supply:
     starting: int  # have a machine, will be ready soon
     queued: int  # wait for a machine
     creatable: int | None  # more that have room, once those on their way out are gone; None: unknown
-    placeless: int = 0  # of those queued, for which the scheduler has found no machine
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ def choose_start(
     A missing worker that has a machine is worth ``patience`` (``shrinkAfterSeconds``). One that has none may
     never come; nobody knows when. Waiting until the wait has cost as much as the restart that growing later
     would cost is never worse than twice the best choice in hindsight (the ski-rental rule), whatever comes.
-    Where the scheduler has not spoken yet there may be a machine, so that its word is awaited.
+    Not less than ``PLACING_SECONDS``: the room may be the very one that a lost worker is about to leave.
 
     Args:
         waited: seconds since an allowed size was ready.
@@ -61,19 +60,11 @@ def choose_start(
     reachable = workers.replicas if possible is None else largest_allowed(workers, possible) or best
     if reachable <= best:
         return Start(best, f"{best} of {workers.replicas} workers: there is no room for more now")
-    limit = min(patience, _worth_seconds(supply, reachable, restart_seconds))
+    on_their_way = supply.ready + supply.starting >= reachable
+    limit = patience if on_their_way else min(patience, max(PLACING_SECONDS, restart_seconds))
     if waited >= limit:
         return Start(best, f"{best} of {workers.replicas} workers: waited {waited:.1f} s for more")
     return Start(None, f"{supply.ready} of {workers_are(reachable)} ready", wait_seconds=limit - waited)
-
-
-def _worth_seconds(supply: Supply, reachable: int, restart_seconds: float) -> float:
-    """How long those that are missing are worth waiting for, at most."""
-    on_their_way = supply.ready + supply.starting
-    if on_their_way >= reachable:
-        return float("inf")
-    settled = on_their_way + supply.placeless >= reachable
-    return restart_seconds if settled else max(PLACING_SECONDS, restart_seconds)
 
 
 def growth_pays(
