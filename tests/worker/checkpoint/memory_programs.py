@@ -7,7 +7,9 @@ from typing import Any
 
 from rank_programs import full_values, make_engine, make_state, save, train
 
+from resumable_training.checkpoint import arena
 from resumable_training.checkpoint.errors import StorageUnavailable
+from resumable_training.checkpoint.keeper import RankLink
 from resumable_training.checkpoint.local import LocalStore
 from resumable_training.contract import env
 
@@ -66,3 +68,20 @@ def _blind(method: str, part: str, otherwise: Any) -> None:
         return (otherwise if part and part in name else real)(self, name, *arguments)
 
     setattr(LocalStore, method, look)
+
+
+def short_run(rank: int, world_size: int, group: Any, root: str, keeper: str, number: int) -> Any:
+    """Restore where memory is short, then save again: the values, where they came from, and what was said."""
+    live_here(rank, world_size, keeper, number)
+    arena.free_bytes = lambda: 100 << 20  # for two ranks' pieces in flight it would take 128 MiB
+    said: list[str] = []
+    engine = make_engine(root, rank, world_size, group, attempt=number, warn=said.append)
+    state = make_state("ddp", 2, world_size)
+    report = engine.restore(state)
+    assert report is not None
+    restored = full_values(state)
+    held = RankLink(rank).find(report.checkpoint)
+    train(state, 1)
+    assert save(engine, state, report.step + 1, rank).ok
+    engine.close()
+    return restored, report.memory_bytes, report.storage_bytes, len(held), said

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 from campaign_programs import Home, a_home
-from memory_programs import loading_run, saving_run
+from memory_programs import loading_run, saving_run, short_run
 from rank_programs import run_ranks
 from test_ranks import assert_same
+
+from resumable_training.checkpoint.recall import short_of
 
 
 @pytest.fixture
@@ -61,3 +63,33 @@ def test_the_next_attempt_copies_into_the_same_memory(tmp_path: Path, home: Home
     assert_same(values, second[0][0])
     assert (step, storage) == (2, 0)
     assert memory > 0
+
+
+def test_what_is_remembered_makes_room_for_a_restore(tmp_path: Path, home: Home) -> None:
+    """Where both do not fit it is given up before anything is read, and said: all comes from storage."""
+    expected = attempt(home, 1, 2, saving_run, tmp_path, "ddp", 2)[0][0]
+    found = attempt(home, 2, 2, short_run, tmp_path)
+    for values, memory, storage, held, said in found:
+        assert_same(values, expected)
+        assert (memory, held) == (0, 0)
+        assert storage > 0
+        assert [line for line in said if "that is given up, and all is read from storage" in line]
+    ((_, step, memory, _), *_) = attempt(home, 3, 2, loading_run, tmp_path, "ddp", ".distcp")
+    assert step == 3
+    assert memory > 0
+
+
+@pytest.mark.parametrize(
+    ("told", "missing"),
+    [
+        ([("a", 70 << 20)], 0),
+        ([("a", 60 << 20)], (64 << 20) + 6000 - (60 << 20)),
+        ([("a", None)], 0),  # nobody knows
+        ([("a", None), ("a", 1000)], 2 * (64 << 20) + 6000 - 1000),
+        ([("a", 100 << 20), ("b", 0)], 0),  # another machine's trouble
+        ([("a", 200 << 20), ("a", 100 << 20), ("b", 0)], 2 * (64 << 20) + 4000 - (100 << 20)),
+    ],
+)
+def test_room_for_the_shares_of_a_machine(told: list[tuple[str, int | None]], missing: int) -> None:
+    """Of all ranks that are on it, by the least that one of them sees free."""
+    assert short_of(6000, told, 0) == missing

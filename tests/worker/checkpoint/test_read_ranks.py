@@ -48,10 +48,16 @@ def test_ranks_that_do_not_see_each_other_send_what_they_have_read(tmp_path: Pat
 
 
 def test_a_rank_holds_its_share_beside_its_state(tmp_path: Path) -> None:
-    """1/N of the checkpoint and 64 MB: on one machine and on several, replicated and sharded."""
+    """1/N of the checkpoint and 64 MB, with one rank the whole: on one machine, on several, sharded."""
     root = str(tmp_path / "store")
     run_ranks(2, foreign_programs.save_bulky, tmp_path, root)
-    cases = [(2, "plain", False), (4, "plain", False), (4, "plain", True), (2, "fsdp", False)]
+    cases = [
+        (1, "plain", False),
+        (2, "plain", False),
+        (4, "plain", False),
+        (4, "plain", True),
+        (2, "fsdp", False),
+    ]
     for attempt, (world_size, kind, apart) in enumerate(cases, 2):
         found = run_ranks(world_size, foreign_programs.load_bulky, tmp_path, root, kind, attempt, apart)
         most = BULKY_BYTES / world_size + SPARE_BYTES

@@ -32,11 +32,12 @@ from resumable_training.checkpoint.footprint import state_bytes
 from resumable_training.checkpoint.keeper import Flight, RankLink
 from resumable_training.checkpoint.listing import Survey, survey
 from resumable_training.checkpoint.load import Loaded, Loader
-from resumable_training.checkpoint.memory import Memory, remember
+from resumable_training.checkpoint.memory import Memory
 from resumable_training.checkpoint.moments import moment
 from resumable_training.checkpoint.preflight import preflight
 from resumable_training.checkpoint.ranks import Ranks
 from resumable_training.checkpoint.read import NotWhole
+from resumable_training.checkpoint.recall import recall
 from resumable_training.checkpoint.reports import Fallback, RestoreReport, SaveReport
 from resumable_training.checkpoint.resume import Choice
 from resumable_training.checkpoint.save import Saver, SaveTask, SynchronousSaver
@@ -234,18 +235,19 @@ class CheckpointEngine:
     ) -> tuple[Loaded, Manifest | None]:
         try:
             seen = look(source, self._ranks)
-            with self._remembered(source, seen.manifest) as memory:
+            with self._remembered(source, seen.manifest, state) as memory:
                 loader = Loader(source, seen, state, self._ranks, self._warn, memory)
                 return loader.load(), seen.manifest
         except NotWhole as error:
             self._pass_over(choice, error.verdict, fallback)
 
     @contextmanager
-    def _remembered(self, source: Source, manifest: Manifest | None) -> Iterator[Memory]:
+    def _remembered(
+        self, source: Source, manifest: Manifest | None, state: TrainingState
+    ) -> Iterator[Memory]:
         """What this worker still has of the resume point, once storage has said that it is that."""
-        memory = Memory()
-        if source.store is self._store and manifest is not None:
-            memory = remember(self._keeper, source.name, manifest.files)
+        ours = manifest if source.store is self._store else None
+        memory = recall(self._keeper, self._ranks, source.name, ours, lambda: state_bytes(state), self._warn)
         try:
             yield memory
         finally:

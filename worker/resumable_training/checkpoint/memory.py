@@ -82,6 +82,9 @@ class Memory:
     def __init__(self, files: Mapping[str, RememberedFile] | None = None) -> None:
         self._files = dict(files or {})
 
+    def __bool__(self) -> bool:
+        return bool(self._files)
+
     def holds(self, place: Place) -> bool:
         """Whether this block can be asked for; only one that a manifest vouches for."""
         return bool(place.hash) and place.file in self._files
