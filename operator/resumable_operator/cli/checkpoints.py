@@ -17,6 +17,7 @@ from resumable_operator.cli.checkpoints_list import list_command, verify_command
 from resumable_operator.cli.checkpoints_pins import pin_command, pins_command, unpin_command
 from resumable_operator.cli.checkpoints_prune import prune_command
 from resumable_operator.cli.checkpoints_rollback import rollback_command
+from resumable_operator.cli.checkpoints_serve import serve_command
 from resumable_operator.cli.checkpoints_show import show_command
 from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.place import by_kubectl
@@ -92,5 +93,6 @@ for _command in (
     pins_command,
     copy_command,
     export_command,
+    serve_command,
 ):
     checkpoints_command.add_command(_command)

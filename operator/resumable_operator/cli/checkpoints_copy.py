@@ -7,15 +7,17 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from resumable_operator.cli.bucket_store import bucket_of_run, sides
-from resumable_operator.cli.checkpoints_common import STEP
+from resumable_operator.cli.checkpoints_common import STEP, Pod, target_options
 from resumable_operator.cli.checkpoints_reading import Reading, opened_here, pinned, reading
+from resumable_operator.cli.checkpoints_there import bucket_or_claim, copy_all, copy_one, require_here
 from resumable_operator.cli.exitcodes import DamagedFound, UsageProblem
 from resumable_operator.cli.output import warning
-from resumable_operator.cli.place import Place, PlacedCommand, cluster_options
+from resumable_operator.cli.place import Place, PlacedCommand
 from resumable_operator.cli.progress import bytes_bar
 from resumable_operator.cli.rundir import is_run
 from resumable_operator.cli.store_source import store_errors
@@ -29,15 +31,24 @@ from resumable_training.checkpoint.stores import is_url, open_store
 from resumable_training.contract.codec import to_plain
 from resumable_training.contract.manifest import MARKER_FILE, parse_checkpoint_name
 
+if TYPE_CHECKING:
+    from resumable_operator.cli.cluster_target import Bucket, ClaimPath
+
 _MOST_NAMED = 5
 HOLDER = "rtj checkpoints copy"  # of the pins that it has meanwhile
-CLUSTER_HELP = """Copy a checkpoint of JOB: says how to reach it from this machine."""
+CLUSTER_HELP = """Copy a checkpoint of JOB, verified on the way.
+
+To a bucket (s3://BUCKET/PREFIX) or a claim (claim://NAME/PATH) a pod in the cluster copies it; nothing passes
+through this machine. The bucket is reached with the keys of --target-secret, else as the job reaches its own.
+"""
 _EXAMPLES = """\b
 Examples:
   rtj checkpoints copy runs/gpt /archive                        the next resume point
   rtj checkpoints copy runs/gpt s3://models/kept --step 1200
   rtj checkpoints copy s3://models/gpt/step-00001200.7 .
   rtj checkpoints copy s3://old/gpt s3://new/gpt --all          a job moves to another bucket
+  rtj checkpoints copy gpt -n team-a s3://models/kept --target-secret models-keys
+  rtj checkpoints copy gpt -n team-a claim://archive/gpt --all
   rtj checkpoints copy s3://old/gpt s3://new/gpt --source-env OLD_
                                                 two services: OLD_AWS_ENDPOINT_URL, AWS_ENDPOINT_URL, ...
 
@@ -54,7 +65,7 @@ resumeFrom: s3://models/kept/step-00001200.7
     short_help="Copy checkpoints to another store, verified on the way.",
 )
 @click.argument("source", metavar="DIR|URL|JOB")
-@click.argument("target", metavar="DIR|URL")
+@click.argument("target", metavar="TARGET")
 @STEP
 @click.option("--all", "everything", is_flag=True,
               help="The whole store: owner, records, and all checkpoints on the chain.")  # fmt: skip
@@ -64,7 +75,7 @@ resumeFrom: s3://models/kept/step-00001200.7
 @click.option("--source-env", metavar="PREFIX", help="Reach the source's bucket with the variables"
               " PREFIXAWS_... instead of AWS_....")  # fmt: skip
 @click.option("--target-env", metavar="PREFIX", help="The same for the target's.")
-@cluster_options
+@target_options(memory="1Gi")
 def copy_command(
     source: str,
     target: str,
@@ -75,8 +86,12 @@ def copy_command(
     source_env: str | None,
     target_env: str | None,
     place: Place,
+    pod: Pod,
 ) -> None:
-    """Copy a checkpoint into the directory or bucket DIR|URL, under its own name.
+    """Copy a checkpoint into TARGET, a directory or s3://BUCKET/PREFIX, under its own name.
+
+    Of a job in a cluster (-n) a pod copies it to a bucket, or to a claim given as claim://NAME/PATH; into a
+    directory it comes to this machine, through the API server.
 
     Each file is compared with the manifest as it passes, and the marker comes last: a copy that was cut off
     is no checkpoint, and the same command goes on with it. Buckets are reached with AWS_ACCESS_KEY_ID,
@@ -86,6 +101,14 @@ def copy_command(
     """
     if everything and which is not None:
         raise UsageProblem("give --step or --all")
+    there = _place_there(target, place, pod, source_env, target_env)
+    if there is not None:
+        options = [*([] if which is None else ["--step", which]), "--jobs", str(jobs)]
+        if everything:
+            _tell_all(copy_all(source, place, pod, there, options), target, as_json)
+        else:
+            _tell(copy_one(source, place, pod, there, options), target, as_json)
+        return
     _require_place(target)
     if target_env is not None and not is_url(target):
         raise UsageProblem(f"--target-env is for buckets, and {target} is a directory")
@@ -95,18 +118,33 @@ def copy_command(
     with store_errors():
         into = open_store(target, target_has, warning)
     if everything:
-        with opened_here(source, place, source_has) as found:
+        with opened_here(source, place, source_has, pod) as found:
             if found.only is not None:
                 raise UsageProblem(f"{source} is one checkpoint: leave out --all")
             tell = _nothing if as_json else (lambda copied: click.echo(_told(copied, target)))
             moved = _copy_all(found.store, into, jobs, tell)
-        click.echo(json.dumps(to_plain(moved), indent=2) if as_json else _told_all(moved, target))
-        if moved.damaged:
-            raise DamagedFound(_left_out(moved, target))
+        _tell_all(moved, target, as_json)
         return
-    with reading(source, which, place, HOLDER, source_has) as one:
+    with reading(source, which, place, HOLDER, source_has, pod) as one:
         copied = _copy_one(one, into, jobs)
-    click.echo(json.dumps(to_plain(copied), indent=2) if as_json else _told(copied, target))
+    _tell(copied, target, as_json)
+
+
+def _place_there(
+    target: str, place: Place, pod: Pod, source_env: str | None, target_env: str | None
+) -> Bucket | ClaimPath | None:
+    """The target, if it is one that the pods of a cluster are to write; None: this machine does it."""
+    if not place.in_cluster:
+        require_here(target)
+        pod.require_unused()
+        return None
+    if source_env is not None or target_env is not None:
+        option = "--source-env" if source_env is not None else "--target-env"
+        raise UsageProblem(f"{option} is for this machine: a pod in the cluster gets --target-secret")
+    there = bucket_or_claim(target, pod)
+    if there is None:
+        pod.require_served()
+    return there
 
 
 def _require_place(target: str) -> None:
@@ -156,6 +194,17 @@ def _clashes() -> Iterator[None]:
         yield
     except StoreExists as error:
         raise UsageProblem(f"{error}: copy to another place, or remove it first") from error
+
+
+def _tell(copied: Copied, target: str, as_json: bool) -> None:
+    click.echo(json.dumps(to_plain(copied), indent=2) if as_json else _told(copied, target))
+
+
+def _tell_all(moved: Moved, target: str, as_json: bool) -> None:
+    """Raises DamagedFound when something was left out."""
+    click.echo(json.dumps(to_plain(moved), indent=2) if as_json else _told_all(moved, target))
+    if moved.damaged:
+        raise DamagedFound(_left_out(moved, target))
 
 
 def _told(copied: Copied, target: str) -> str:

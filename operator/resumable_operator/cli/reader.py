@@ -2,46 +2,49 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import re
 import secrets
-import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
-import click
 from pydantic import TypeAdapter, ValidationError
-from rich.console import Console
-from rich.text import Text
 
 from resumable_operator.cli import exitcodes
+from resumable_operator.cli.cluster_exec import ExecChannel
 from resumable_operator.cli.cluster_session import Session
+from resumable_operator.cli.cluster_target import Bucket, ClaimPath, needs_of, with_memory
 from resumable_operator.cli.directory_store import keeping_of
 from resumable_operator.cli.exitcodes import UsageProblem
+from resumable_operator.cli.reader_life import Output, ReaderLife, progress
 from resumable_operator.cli.reader_pod import (
     CONTAINER,
-    GRACE_SECONDS,
+    HOLD,
+    READS,
+    RTJ,
     Model,
-    Standing,
+    Needs,
     model_from,
     model_of,
     reader_pod,
-    standing,
+    worker_image,
 )
+from resumable_operator.cli.remote_store import RemoteStore
 from resumable_operator.cli.source import Checked, Held, Listing, Pruned
-from resumable_operator.cluster.kube_api import CLAIMS, EVENTS, PODS
-from resumable_operator.cluster.kube_errors import Call, Raw
+from resumable_operator.cluster.kube_api import CLAIMS, PODS
+from resumable_operator.cluster.kube_errors import Raw
 from resumable_operator.cluster.kube_objects import job_of
 from resumable_operator.cluster.kube_pods import worker_of
 from resumable_operator.decide.assign import store_root
 from resumable_operator.decide.observation import Job
-from resumable_operator.errors import ClusterRefused, FatalError, ResumableError, RetryableError
+from resumable_operator.errors import ClusterRefused, FatalError, RetryableError
 from resumable_operator.model import JobSpec
 from resumable_training.checkpoint.content import Content
+from resumable_training.checkpoint.copying import Copied, Moved
+from resumable_training.checkpoint.export_plan import Exported
 from resumable_training.checkpoint.history import AttemptHistory
 from resumable_training.checkpoint.listing import CheckpointInfo
 from resumable_training.checkpoint.verify import Verdict
@@ -49,22 +52,16 @@ from resumable_training.contract.labels import LABEL_MANAGED_BY, MANAGED_BY
 
 T = TypeVar("T")
 _JSON = re.compile(r"^(\[\]?|\{)$", re.MULTILINE)
-POLL_SECONDS = 0.5
-START_SECONDS = 300.0  # until it must have begun to read
-EVENTS_AFTER_SECONDS = 5.0  # of waiting without a reason
 TIME_LIMIT_SECONDS = 3600.0
+EXPORT_BYTES = 16 << 30  # of memory, at most
+COPY_SECONDS = 86400.0  # of a pod that copies, or serves this machine
+_SHARED = {"ReadWriteMany", "ReadOnlyMany"}
+NO_RTJ = ": its image has no rtj; --image names one that has (pip install 'resumable-training')"
+_NO_RTJ = re.compile("No module named '?resumable_")
 NO_IMAGE = (
     "neither the job nor another one in namespace {} has a pod now that tells the operator's image;"
     " give it by --image"
 )
-
-
-@dataclass(frozen=True)
-class Output:
-    """What the reader printed, and its exit code."""
-
-    text: str
-    code: int
 
 
 class ReaderStore:
@@ -79,7 +76,7 @@ class ReaderStore:
         self.session = self._session = session
         self.name = self._name = name
         self._image = image
-        self._seconds = math.ceil(time_limit or TIME_LIMIT_SECONDS)
+        self._time_limit = time_limit
         self._title = f"the store of job {name}"
 
     @property
@@ -143,30 +140,107 @@ class ReaderStore:
 
     def spec(self) -> JobSpec:
         """Of the job."""
-        return self._session.run(self._job()).spec
+        return job_of(self._stored()).spec
 
-    async def _job(self) -> Job:
-        return job_of(await self._session.job(self._name))
+    def _stored(self) -> Raw:
+        return self._session.run(self._session.job(self._name))
 
     async def _output(self, arguments: list[str], writes: bool, after: Sequence[str]) -> Output:
+        body = await self._body(arguments, after, replace(READS, writes=writes))
+        with progress() as show:
+            return await self._life(TIME_LIMIT_SECONDS).run(body, show)
+
+    def _life(self, otherwise: float) -> ReaderLife:
+        return ReaderLife(self._session, self._seconds(otherwise))
+
+    def _seconds(self, otherwise: float) -> int:
+        return math.ceil(self._time_limit or otherwise)
+
+    def copy(self, target: Bucket | ClaimPath, options: Sequence[str], memory: str | None = None) -> Copied:
+        """Let a pod copy one checkpoint.
+
+        Args:
+            options: of ``rtj checkpoints copy``.
+            memory: of the pod, a quantity.
+        """
+        return _as(Copied, self._worked(["copy", *options], target, memory))
+
+    def copy_all(
+        self, target: Bucket | ClaimPath, options: Sequence[str], memory: str | None = None
+    ) -> Moved:
+        """The same with the whole store."""
+        return _as(Moved, self._worked(["copy", "--all", *options], target, memory))
+
+    def export(
+        self, target: ClaimPath, options: Sequence[str], memory: str | None = None
+    ) -> tuple[Exported, str]:
+        """Let a pod with the image that trains export a checkpoint; also which one it was."""
+        words = ["export", "--parents", *options]
+        told = _as(dict[str, Any], self._worked(words, target, memory, EXPORT_BYTES, trains=True))
+        checkpoint = str(told.get("checkpoint")).rpartition("/")[2]
+        return _as(Exported, told), f"{location_of(job_of(self._stored()))}/{checkpoint}"
+
+    def _worked(
+        self,
+        words: list[str],
+        target: Bucket | ClaimPath,
+        memory: str | None,
+        otherwise: int = READS.memory,
+        *,
+        trains: bool = False,
+    ) -> Any:
+        """``trains``: in the image that does, which has torch; else in the operator's."""
+        job = job_of(self._stored())
+        needs, options = needs_of(job, target)
+        needs = replace(with_memory(needs, memory, otherwise), scratch=trains)
+        there = target.in_pod if isinstance(target, ClaimPath) else target.url
+        image = worker_image(job) if trains else None
+
+        async def work() -> Output:
+            body = await self._body([*words, *options], [there], needs, image, COPY_SECONDS)
+            with progress() as show:
+                return await self._life(COPY_SECONDS).run(body, show)
+
+        return parsed(self._session.run(work()), f"{self._title}, in the cluster")
+
+    @contextmanager
+    def served(self) -> Iterator[RemoteStore]:
+        """The store, for the length of the block, behind a pod that has it. Raises CheckpointErrors, too."""
+        job = job_of(self._stored())
+        needs = replace(READS, writes=True, command=HOLD)
+        body = self._session.run(self._body([], [], needs, None, COPY_SECONDS))
+        with self._life(COPY_SECONDS).running(body) as pod:
+            command = [*RTJ, "checkpoints", "serve", store_root(job.spec.checkpoint)]
+            with ExecChannel(self._session.api, job.namespace, pod, CONTAINER, command) as channel:
+                yield RemoteStore(channel.ask, location_of(job))
+
+    # ---- what it is made of ----------------------------------------------------------------------------
+
+    async def _body(
+        self,
+        arguments: list[str],
+        after: Sequence[str],
+        needs: Needs,
+        image: tuple[str, str] | None = None,
+        seconds: float = TIME_LIMIT_SECONDS,
+    ) -> Raw:
+        """The pod. ``image``: instead of the operator's, and how it is pulled."""
         obj = await self._session.job(self._name)
         job = job_of(obj)
         self._title = title_of(job)
         pods = await self._session.pods(obj)
-        model = await self._model(job, pods)
-        node = await self._node(job, pods)
+        model = await self._model(job, pods, image)
+        node = await self._place(job, pods, needs)
         name = f"{job.name}-reader-{secrets.token_hex(3)}"
-        words = [*arguments, "--json", store_root(job.spec.checkpoint), *after]
-        body = reader_pod(job, name, words, model, node, self._seconds, writes=writes)
-        with progress() as show:
-            return await self._run(body, show)
+        words = [] if needs.command else [*arguments, "--json", store_root(job.spec.checkpoint), *after]
+        return reader_pod(job, name, words, model, node, self._seconds(seconds), needs)
 
-    # ---- what it is made of ----------------------------------------------------------------------------
-
-    async def _model(self, job: Job, pods: list[Raw]) -> Model:
+    async def _model(self, job: Job, pods: list[Raw], image: tuple[str, str] | None = None) -> Model:
         found = next((model for pod in pods if (model := model_from(pod))), None)
         if self._image is not None:
             return model_of(job, self._image, found)
+        if image is not None:
+            return replace(model_of(job, image[0], found), pull_policy=image[1])
         if found is not None:
             return found
         labels = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
@@ -176,116 +250,68 @@ class ReaderStore:
             raise UsageProblem(NO_IMAGE.format(job.namespace))
         return model_of(job, other.image, None)
 
+    async def _place(self, job: Job, pods: list[Raw], needs: Needs) -> str:
+        """The node on which all its claims can be mounted; empty: any.
+
+        Raises:
+            UsageProblem: there is none; says who has which.
+        """
+        node, storage = await self._node(job, pods), job.spec.checkpoint.persistent_volume_claim
+        if needs.claim is None or (storage is not None and needs.claim == storage.claim_name):
+            return node
+        other = await self._claim_node(needs.claim, job.namespace, await self._modes(needs.claim, job))
+        if node and other and node != other:
+            raise UsageProblem(
+                f"the job's claim is in use on node {node} and claim {needs.claim} on node {other}, and no"
+                f" other node can mount them: suspend the job (`rtj suspend {job.name} --wait`), or end the"
+                f" pods that use {needs.claim}"
+            )
+        return node or other
+
     async def _node(self, job: Job, pods: list[Raw]) -> str:
         """Where the claim is mounted already, if it can't be mounted on two nodes; empty: anywhere."""
-        if job.spec.checkpoint.persistent_volume_claim is None:
+        storage = job.spec.checkpoint.persistent_volume_claim
+        if storage is None:
             return ""
-        modes = await self._modes(job)
-        if modes and modes & {"ReadWriteMany", "ReadOnlyMany"}:
+        modes = await self._modes(storage.claim_name, job)
+        if modes & _SHARED:
             return ""
         running = [worker for pod in pods if (worker := worker_of(pod)) and worker.phase == "running"]
         if running and modes == {"ReadWriteOncePod"}:
             raise UsageProblem(
                 f"the claim is ReadWriteOncePod and in use by {running[0].name}: nobody else can read it now"
             )
-        return running[0].node if running else ""
+        if running:
+            return running[0].node
+        return await self._claim_node(storage.claim_name, job.namespace, modes)
 
-    async def _modes(self, job: Job) -> set[str]:
+    async def _claim_node(self, claim: str, namespace: str, modes: set[str]) -> str:
+        """Where any pod has it, if it can't be mounted on two nodes; empty: anywhere."""
+        if modes & _SHARED:
+            return ""
+        pods = (await self._session.api.list(PODS, namespace)).items
+        pod = next((pod for pod in pods if _holds(pod, claim)), None)
+        if pod is not None and modes == {"ReadWriteOncePod"}:
+            raise UsageProblem(f"claim {claim} is ReadWriteOncePod and in use by {pod['metadata']['name']}")
+        return str(pod["spec"]["nodeName"]) if pod is not None else ""
+
+    async def _modes(self, name: str, job: Job) -> set[str]:
         """The claim's access modes; empty: who asks may not know."""
-        storage = job.spec.checkpoint.persistent_volume_claim
-        assert storage is not None
         try:
-            claim = await self._session.api.get(CLAIMS, storage.claim_name, job.namespace)
+            claim = await self._session.api.get(CLAIMS, name, job.namespace)
         except ClusterRefused:
             return set()
         if claim is None:
-            raise UsageProblem(f"namespace {job.namespace} has no claim {storage.claim_name}")
+            raise UsageProblem(f"namespace {job.namespace} has no claim {name}")
         return set((claim.get("spec") or {}).get("accessModes") or ())
 
-    # ---- its life --------------------------------------------------------------------------------------
 
-    async def _run(self, body: Raw, show: Callable[[str], None]) -> Output:
-        name = body["metadata"]["name"]
-        async with self._made(body):
-            show(f"waiting for pod {name}")
-            code = await self._await_end(name, show)
-            return Output(await self._log(name), code)
-
-    @asynccontextmanager
-    async def _made(self, body: Raw) -> AsyncIterator[None]:
-        """The pod, which is deleted whatever happens; also when its creation was not answered."""
-        name, namespace = body["metadata"]["name"], body["metadata"]["namespace"]
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-        loop.add_signal_handler(signal.SIGTERM, task.cancel)
-        made = True
-        try:
-            try:
-                await self._session.api.create(PODS, body, namespace)
-            except ClusterRefused:
-                made = False
-                raise
-            yield
-        finally:
-            loop.remove_signal_handler(signal.SIGTERM)
-            if made:
-                await self._delete(name, namespace)
-
-    async def _delete(self, name: str, namespace: str) -> None:
-        try:
-            await self._session.api.delete(PODS, name, namespace, grace_seconds=GRACE_SECONDS)
-        except ResumableError as error:
-            click.echo(f"pod {name} could not be deleted: {error}", err=True)
-
-    async def _await_end(self, name: str, show: Callable[[str], None]) -> int:
-        """Its exit code.
-
-        Raises:
-            RetryableError: it could not start, or was ended by something else; says by what.
-        """
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        while True:
-            pod = await self._session.api.get(PODS, name, self._session.namespace)
-            if pod is None:
-                raise RetryableError(f"pod {name} was deleted by somebody else")
-            now, waited = standing(pod), loop.time() - begun
-            if now.kind == "ended":
-                return now.code
-            if now.kind in ("failed", "hopeless"):
-                raise self._failure(name, now)
-            if now.kind == "waiting":
-                why = await self._why(name, now, waited)
-                if waited > START_SECONDS:
-                    raise RetryableError(f"pod {name} did not start within {START_SECONDS:.0f} s: {why}")
-                show(f"waiting for pod {name}: {why}")
-            else:
-                show(f"pod {name} reads")
-            await asyncio.sleep(POLL_SECONDS)
-
-    def _failure(self, name: str, now: Standing) -> ResumableError:
-        if now.kind == "hopeless":
-            return RetryableError(f"pod {name} can't start: {now.text}; --image names another image")
-        if now.text == "DeadlineExceeded":
-            return RetryableError(f"pod {name} was ended after {self._seconds} s; allow more by --time-limit")
-        return RetryableError(f"pod {name} was ended while it read: {now.text or 'no reason is known'}")
-
-    async def _why(self, name: str, now: Standing, waited: float) -> str:
-        """Why it waits. Of a volume that can't be mounted only an event tells."""
-        if waited < EVENTS_AFTER_SECONDS or now.text not in ("ContainerCreating", "Pending"):
-            return now.text
-        fields = f"involvedObject.name={name},type=Warning"
-        with suppress(ClusterRefused):  # who may make pods need not see events
-            events = (await self._session.api.list(EVENTS, self._session.namespace, fields=fields)).items
-            if events:
-                newest = max(events, key=lambda event: str(event["metadata"].get("creationTimestamp")))
-                return f"{newest.get('reason')}: {newest.get('message')}"
-        return now.text
-
-    async def _log(self, name: str) -> str:
-        path = PODS.path(self._session.namespace, name, "log") + f"?container={CONTAINER}"
-        async with self._session.api.stream(Call("get", "pods/log", name), path) as body:
-            return (await body.read()).decode(errors="replace")
+def _holds(pod: Raw, claim: str) -> bool:
+    """Whether the pod is on a node with that claim mounted there."""
+    spec, phase = pod.get("spec") or {}, (pod.get("status") or {}).get("phase")
+    claims = ((volume.get("persistentVolumeClaim") or {}) for volume in spec.get("volumes") or ())
+    mounts = any(each.get("claimName") == claim for each in claims)
+    return mounts and bool(spec.get("nodeName")) and phase not in ("Succeeded", "Failed")
 
 
 def title_of(job: Job) -> str:
@@ -301,6 +327,14 @@ def title_of(job: Job) -> str:
         return root
     where = root or "no place that its spec tells"
     raise UsageProblem(f"job {job.key} keeps its checkpoints in {where}: only claims and buckets can be read")
+
+
+def location_of(job: Job) -> str:
+    """The store as one writes it: s3://BUCKET/PREFIX, claim://NAME/PATH."""
+    claim = job.spec.checkpoint.persistent_volume_claim
+    if claim is None:
+        return store_root(job.spec.checkpoint)
+    return str(ClaimPath(claim.claim_name, claim.path.strip("/")))
 
 
 def _option(name: str, value: object) -> list[str]:
@@ -332,7 +366,8 @@ def parsed(output: Output, title: str) -> Any:
         raise exitcodes.DamagedFound(text)
     if output.code == exitcodes.INTERNAL:
         raise RetryableError(text)
-    raise FatalError(f"{text} (exit code {output.code})")
+    told = NO_RTJ if _NO_RTJ.search(lines[-1]) else ""
+    raise FatalError(f"{text} (exit code {output.code}){told}")
 
 
 def _json(text: str) -> Any:
@@ -355,23 +390,3 @@ def _as(kind: type[T], plain: Any) -> T:
         return TypeAdapter(kind).validate_python(plain)
     except ValidationError as error:
         raise FatalError(f"the reader's answer is not understood: {error}; its image is too old") from error
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """Call what it gives with what is going on now: shown in place on a terminal, else a line per change."""
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    shown = ""
-    with console.status("") if console.is_terminal else nullcontext() as status:
-
-        def show(text: str) -> None:
-            nonlocal shown
-            if text == shown:
-                return
-            shown = text
-            if status is not None:
-                status.update(Text(text))
-            else:
-                click.echo(text, err=True)
-
-        yield show

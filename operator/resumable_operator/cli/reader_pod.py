@@ -1,4 +1,4 @@
-"""PURE: the short pod that reads a job's checkpoints for ``rtj checkpoints``, and what its state means.
+"""PURE: the short pod that reads or copies checkpoints for ``rtj checkpoints``, and what its state means.
 
 It belongs to the job (the garbage collector removes it with the job, whatever became of its maker), but it is
 no worker: it carries no label that the operator, a disruption budget or a network policy selects by.
@@ -6,7 +6,8 @@ no worker: it carries no label that the operator, a disruption budget or a netwo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from resumable_operator.cluster.kube_pods import worker_container
@@ -24,16 +25,55 @@ from resumable_training.contract.labels import GROUP
 Raw = dict[str, Any]
 
 CONTAINER = "reader"
+IDLE_SECONDS = 60  # without a command a pod that waits for some ends: whoever made it may have been killed
+_HOLD = """\
+import os, signal
+end, idle = {signal.SIGTERM}, 0
+signal.pthread_sigmask(signal.SIG_BLOCK, end)
+while idle < %d and signal.sigtimedwait(end, 5) is None:
+    alone = sum(name.isdigit() for name in os.listdir("/proc")) == 1
+    idle = idle + 5 if alone else 0
+"""
+HOLD = ("python", "-c", _HOLD % IDLE_SECONDS)
+RTJ = ("python", "-m", "resumable_operator.cli.main")
 LABELS = {"app.kubernetes.io/name": "rtj-reader", "app.kubernetes.io/managed-by": "rtj"}
 ANNOTATION_JOB = f"{GROUP}/reads-for"
-RESOURCES = {
-    "requests": {"cpu": "100m", "memory": "256Mi"},
-    "limits": {"cpu": "2", "memory": "1Gi"},  # a quota may ask for limits
-}
-GRACE_SECONDS = 1
+GRACE_SECONDS = {False: 1, True: 5}  # of one that writes: to give its pin back
+TARGET_VOLUME, TARGET_DIRECTORY = "target", "/target"
+SCRATCH_VOLUME, SCRATCH_DIRECTORY = "scratch", "/tmp"  # noqa: S108
+PROGRESS_LINES = {"name": "RTJ_PROGRESS_LINES", "value": "2"}  # progress.LINES
 _USER_FIELDS = ("runAsUser", "runAsGroup", "supplementalGroups", "seLinuxOptions")
 _HOPELESS = ("ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError")
+_NO_START = ("StartError", "ContainerCannotRun")  # of a container that has "terminated" before it began
+_NO_CLAIM = re.compile(r'persistentvolumeclaim "[^"]*" not found')
 _DEFAULT_USER = 1000
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a pod has beside the job's store, for what it is to do.
+
+    Attributes:
+        writes: it is to delete or to pin, so the job's claim is mounted for writing.
+        claim: another one (or the same), to write to.
+        env: variables with which it reaches the target's bucket.
+        identity: it is known as the workers are, by their service account.
+        command: what runs in it instead of ``rtj checkpoints``.
+        memory: its limit, in bytes; with ``reserved`` so much is kept for it.
+        scratch: it has a directory for temporary files.
+    """
+
+    writes: bool = False
+    claim: str | None = None
+    env: tuple[Raw, ...] = ()
+    identity: bool = False
+    command: tuple[str, ...] = ()
+    memory: int = 1 << 30
+    reserved: bool = False
+    scratch: bool = False
+
+
+READS = Needs()
 
 
 @dataclass(frozen=True)
@@ -45,6 +85,7 @@ class Model:
     pull_secrets: list[Raw]
     tolerations: list[Raw]
     context: Raw  # of the pod: who writes
+    group: int | None = None  # whom volumes are given to
 
 
 def model_from(pod: Raw) -> Model | None:
@@ -58,6 +99,7 @@ def model_from(pod: Raw) -> Model | None:
                 pull_secrets=list(spec.get("imagePullSecrets") or []),
                 tolerations=list(spec.get("tolerations") or []),
                 context=_who_writes(spec),
+                group=_group(spec),
             )
     return None
 
@@ -65,11 +107,23 @@ def model_from(pod: Raw) -> Model | None:
 def model_of(job: Job, image: str, found: Model | None) -> Model:
     """For ``image``: as in the pod that was found, else as in the job's template."""
     if found is not None:
-        return Model(image, found.pull_policy, found.pull_secrets, found.tolerations, found.context)
+        return replace(found, image=image)
     spec = _template(job)
     secure(spec, _DEFAULT_USER)
     secrets, tolerations = spec.get("imagePullSecrets") or [], spec.get("tolerations") or []
-    return Model(image, "IfNotPresent", list(secrets), list(tolerations), _who_writes(spec))
+    who = _who_writes(spec)
+    return Model(image, "IfNotPresent", list(secrets), list(tolerations), who, _group(spec))
+
+
+def _group(spec: Raw) -> int | None:
+    group = (spec.get("securityContext") or {}).get("fsGroup")
+    return None if group is None else int(group)
+
+
+def worker_image(job: Job) -> tuple[str, str]:
+    """The image that trains, which has torch, and how it is pulled."""
+    container = worker_container(_template(job))
+    return str(container.get("image") or ""), str(container.get("imagePullPolicy") or "IfNotPresent")
 
 
 def _who_writes(spec: Raw) -> Raw:
@@ -93,21 +147,14 @@ def reader_pod(
     model: Model,
     node: str,
     time_limit_seconds: int,
-    *,
-    writes: bool = False,
+    needs: Needs = READS,
 ) -> Raw:
     """The pod that runs ``rtj checkpoints ARGUMENTS`` on the job's claim, or its object storage.
 
     Args:
         node: it must run there, since the claim is mounted there; empty: anywhere.
-        writes: it is to delete or to pin, so the claim is mounted for writing.
     """
-    claim = job.spec.checkpoint.persistent_volume_claim
-    volumes: list[Raw] = []
-    mounts: list[Raw] = []
-    if claim is not None:
-        volumes = [{"name": CHECKPOINT_VOLUME, "persistentVolumeClaim": {"claimName": claim.claim_name}}]
-        mounts = [{"name": CHECKPOINT_VOLUME, "mountPath": CHECKPOINT_DIRECTORY, "readOnly": not writes}]
+    volumes, mounts = _volumes(job, needs)
     owner = {key: value for key, value in owner_reference(job).items() if key in _OWNER}
     user = model.context.get("runAsUser")
     context = own_context(user)
@@ -125,28 +172,70 @@ def reader_pod(
         "spec": {
             "restartPolicy": "Never",
             "activeDeadlineSeconds": time_limit_seconds,
-            "terminationGracePeriodSeconds": GRACE_SECONDS,
+            "terminationGracePeriodSeconds": GRACE_SECONDS[needs.writes],
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            **_identity(job),
+            **_identity(job, needs),
             "tolerations": model.tolerations,
             "imagePullSecrets": model.pull_secrets,
-            "securityContext": {**model.context, "seccompProfile": {"type": "RuntimeDefault"}},
+            "securityContext": _pod_context(model, needs),
             **({"affinity": _on(node)} if node else {}),
             "containers": [
                 {
                     "name": CONTAINER,
                     "image": model.image,
                     "imagePullPolicy": model.pull_policy,
-                    "command": ["python", "-m", "resumable_operator.cli.main", "checkpoints", *arguments],
-                    "env": [{"name": "PYTHONUNBUFFERED", "value": "1"}, *_bucket_env(job)],
-                    "resources": RESOURCES,
+                    "command": [*(needs.command or (*RTJ, "checkpoints")), *arguments],
+                    "env": [
+                        {"name": "PYTHONUNBUFFERED", "value": "1"},
+                        PROGRESS_LINES,
+                        *_bucket_env(job),
+                        *needs.env,
+                    ],
+                    "resources": _resources(needs),
                     "securityContext": context,
                     "volumeMounts": mounts,
                 }
             ],
             "volumes": volumes,
         },
+    }
+
+
+def _volumes(job: Job, needs: Needs) -> tuple[list[Raw], list[Raw]]:
+    """Volumes, and where they are mounted. A claim that is both source and target is one volume."""
+    claim = job.spec.checkpoint.persistent_volume_claim
+    volumes: list[Raw] = []
+    mounts: list[Raw] = []
+    if needs.scratch:
+        volumes.append({"name": SCRATCH_VOLUME, "emptyDir": {}})
+        mounts.append({"name": SCRATCH_VOLUME, "mountPath": SCRATCH_DIRECTORY})
+    if claim is not None:
+        volumes.append({"name": CHECKPOINT_VOLUME, "persistentVolumeClaim": {"claimName": claim.claim_name}})
+        read_only = not needs.writes
+        mounts.append({"name": CHECKPOINT_VOLUME, "mountPath": CHECKPOINT_DIRECTORY, "readOnly": read_only})
+    if needs.claim is not None:
+        same = claim is not None and claim.claim_name == needs.claim
+        mounts.append({"name": CHECKPOINT_VOLUME if same else TARGET_VOLUME, "mountPath": TARGET_DIRECTORY})
+        if not same:
+            volumes.append({"name": TARGET_VOLUME, "persistentVolumeClaim": {"claimName": needs.claim}})
+    return volumes, mounts
+
+
+def _pod_context(model: Model, needs: Needs) -> Raw:
+    """A new claim is often root's own: the kubelet gives it to the workers' group, as it did the job's."""
+    context = {**model.context, "seccompProfile": {"type": "RuntimeDefault"}}
+    if needs.claim is not None and model.group is not None:
+        context |= {"fsGroup": model.group, "fsGroupChangePolicy": "OnRootMismatch"}
+    return context
+
+
+def _resources(needs: Needs) -> Raw:
+    """Limits, too, since a quota may ask for them."""
+    asked = needs.memory if needs.reserved else min(needs.memory, 256 << 20)
+    return {
+        "requests": {"cpu": "100m", "memory": str(asked)},
+        "limits": {"cpu": "2", "memory": str(needs.memory)},
     }
 
 
@@ -164,10 +253,17 @@ def _bucket_env(job: Job) -> list[Raw]:
     return [*own, *(entry for entry in s3_env(s3) if entry["name"] not in names)]
 
 
-def _identity(job: Job) -> Raw:
-    """The workers' service account, where that is what the bucket knows them by. It brings no API token."""
-    s3, account = job.spec.checkpoint.s3, _template(job).get("serviceAccountName")
-    return {"serviceAccountName": account} if s3 is not None and s3.secret_name is None and account else {}
+def service_account(job: Job) -> str | None:
+    """Of the workers, where they have one of their own."""
+    account = _template(job).get("serviceAccountName")
+    return str(account) if account else None
+
+
+def _identity(job: Job, needs: Needs) -> Raw:
+    """The workers' service account, where that is what a bucket knows them by. It brings no API token."""
+    s3, account = job.spec.checkpoint.s3, service_account(job)
+    known_by_it = needs.identity or (s3 is not None and s3.secret_name is None)
+    return {"serviceAccountName": account} if known_by_it and account else {}
 
 
 def _template(job: Job) -> Raw:
@@ -205,6 +301,8 @@ def standing(pod: Raw) -> Standing:
         ended = state["terminated"]
         if status.get("reason") == "DeadlineExceeded":
             return Standing("failed", "DeadlineExceeded")
+        if ended.get("reason") in _NO_START:
+            return Standing("hopeless", _words(ended["reason"], ended.get("message")))
         killed = "" if ended.get("reason") in ("Completed", "Error", None) else str(ended["reason"])
         return (
             Standing("failed", killed) if killed else Standing("ended", code=int(ended.get("exitCode") or 0))
@@ -219,7 +317,8 @@ def standing(pod: Raw) -> Standing:
         return Standing("hopeless", _words(reason, waiting.get("message")))
     if reason:
         return Standing("waiting", _words(reason, waiting.get("message")))
-    return Standing("waiting", _unscheduled(status))
+    why = _unscheduled(status)
+    return Standing("hopeless" if _NO_CLAIM.search(why) else "waiting", why)
 
 
 def _state(status: Raw) -> Raw:
@@ -239,3 +338,24 @@ def _unscheduled(status: Raw) -> str:
 
 def _words(reason: object, message: object) -> str:
     return ": ".join(str(part).strip() for part in (reason, message) if part)
+
+
+_HINTS = (
+    (re.compile("ImagePull|InvalidImageName|StartError|ContainerCannotRun"), "--image names another image"),
+    (
+        re.compile(r'secret "[^"]*" not found|in Secret '),
+        "the Secret must be in the job's namespace, with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    ),
+    (
+        re.compile("Multi-Attach|already used by|already exclusively attached"),
+        "a claim that one node alone can mount is in use on another: end the pod that has it, or suspend the"
+        " job",
+    ),
+    (re.compile("OOMKilled"), "it needs more memory: --memory, or fewer --jobs"),
+)
+
+
+def hint(text: str) -> str:
+    """What to do about a pod that did not start, or was ended, with that reason; empty, or ``; ...``."""
+    found = (told for pattern, told in _HINTS if pattern.search(text))
+    return next((f"; {told}" for told in found), "")

@@ -52,6 +52,7 @@ TRIES = 4
 FIRST_WAIT_SECONDS = 0.1
 LONGEST_WAIT_SECONDS = 5.0  # a server that asks for more is left to the caller's own backoff
 LONGEST_CALL_SECONDS = 20.0  # no new try after this
+HEARTBEAT_SECONDS = 30.0  # of a web socket; no sign of life for half as long after it ends the socket
 RELOAD_SECONDS = 5.0  # credentials are read anew at most this often
 _OTHER_UID = re.compile(r"UID in (the )?precondition")
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
@@ -308,6 +309,46 @@ class KubeApi:
         finally:
             response.response.close()
 
+    @asynccontextmanager
+    async def websocket(
+        self, call: Call, path: str, protocol: str
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """A web socket, for a command in a pod. Not tried again.
+
+        Raises:
+            NotFound, ClusterRefused: as for every call; the server's own words do not come through.
+            RetryableError: no answer; what breaks the connection later is an ``aiohttp.ClientError``.
+        """
+        if self._rest.pool_manager is None:
+            self._rest.pool_manager = self._rest._create_pool_manager()
+        headers, options = {"User-Agent": AGENT}, {}
+        if token := await self._token():
+            headers["Authorization"] = token
+        if self.configuration.tls_server_name:
+            options["server_hostname"] = self.configuration.tls_server_name
+        try:
+            socket = await self._rest.pool_manager.ws_connect(
+                self.configuration.host + path,
+                protocols=(protocol,),
+                headers=headers,
+                heartbeat=HEARTBEAT_SECONDS,
+                max_msg_size=0,
+                proxy=self.configuration.proxy,
+                proxy_headers=self.configuration.proxy_headers,
+                **options,
+            )
+        except aiohttp.WSServerHandshakeError as error:
+            self.requests[call.verb, call.resource, error.status] += 1
+            raise error_of(call, error.status, {"message": f"HTTP {error.status}"}) from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self.requests[call.verb, call.resource, 0] += 1
+            raise RetryableError(f"{call}: no answer: {_words(error)}") from error
+        self.requests[call.verb, call.resource, 101] += 1
+        try:
+            yield socket
+        finally:
+            await socket.close()
+
     # ---- one request ---------------------------------------------------------------------------------
 
     async def _call(
@@ -373,12 +414,17 @@ class KubeApi:
     async def _request(
         self, method: str, path: str, headers: dict[str, str], body: Raw | None, limit: aiohttp.ClientTimeout
     ) -> Any:
-        token = await self.configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
-        if token:
+        if token := await self._token():
             headers = {**headers, "Authorization": token}
         return await self._rest.request(
             method, self.configuration.host + path, headers=headers, body=body, _request_timeout=limit
         )
+
+    async def _token(self) -> str | None:
+        token: str | None = await self.configuration.get_api_key_with_prefix(
+            "BearerToken", alias="authorization"
+        )
+        return token
 
     async def _renew(self) -> bool:
         """Read the credentials anew; False when that was done just now."""

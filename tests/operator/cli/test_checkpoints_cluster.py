@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint_store import Store, branched, flip_a_bit
 from job_objects import stored_job
 
-from resumable_operator.cli.reader import Output, ReaderStore, parsed
-from resumable_operator.errors import RetryableError
+from resumable_operator.cli.reader import ReaderStore, parsed
+from resumable_operator.cli.reader_life import Output
+from resumable_operator.cli.remote_store import answer
+from resumable_operator.cli.store_source import Opened
+from resumable_operator.errors import FatalError, RetryableError
 from resumable_operator.model import Condition, JobStatus
 from resumable_training.checkpoint.listing import CheckpointInfo
+from resumable_training.checkpoint.local import LocalStore
 from resumable_training.contract.codec import to_plain
 from resumable_training.contract.manifest import checkpoint_name as name
 
@@ -185,3 +193,206 @@ def test_what_a_pod_is_told(cluster, rtj, answers) -> None:
 def test_an_object_is_found_in_a_log() -> None:
     """With a warning in front, as a log has it."""
     assert parsed(Output('warning: {x}\n{\n  "name": "a"\n}\n', 0), "t") == {"name": "a"}
+
+
+# ---- copy and export -----------------------------------------------------------------------------------
+
+COPIED = {"checkpoint": NAMES[0], "bytes": 7000, "there": 0}
+MOVED = {"owner": "team/train", "records": 2, "checkpoints": [COPIED], "damaged": {NAMES[2]: "torn"}}
+EXPORTED: Raw = {
+    "checkpoint": f"/checkpoints/{NAMES[0]}",
+    "out": "/target/hf",
+    "files": ["model.safetensors"],
+    "tensors": 2,
+    "bytes": 4800,
+    "twins": [["a", "b"]],
+}
+
+
+class Pods:
+    """An API that makes pods of which each has ended at once, with that answer."""
+
+    def __init__(self, answer: Any, code: int = 0) -> None:
+        self.text, self.code = json.dumps(answer, indent=2) if answer else "", code
+        self.made: list[Raw] = []
+        self.deleted: list[str] = []
+
+    async def get(self, resource: Any, wanted: str, namespace: str) -> Raw | None:
+        if resource.plural != "pods":
+            return {"spec": {"accessModes": ["ReadWriteMany"]}}
+        ended = {"terminated": {"exitCode": self.code, "reason": "Completed"}}
+        return {"status": {"containerStatuses": [{"name": "reader", "state": ended}]}}
+
+    async def create(self, resource: object, body: Raw, namespace: str) -> Raw:
+        self.made.append(body)
+        return body
+
+    async def delete(self, resource: object, wanted: str, namespace: str) -> None:
+        self.deleted.append(wanted)
+
+    @asynccontextmanager
+    async def stream(self, call: object, path: str) -> AsyncIterator[Any]:
+        yield self
+
+    async def read(self) -> bytes:
+        return self.text.encode()
+
+    def command(self) -> str:
+        (body,) = self.made
+        assert self.deleted == [body["metadata"]["name"]]
+        (container,) = body["spec"]["containers"]
+        return " ".join(container["command"]).partition(" checkpoints ")[2]
+
+
+@pytest.fixture
+def pods(cluster, rtj):
+    """Call it with what a pod answers and a command line; the result and the pod."""
+
+    def call(answer: Any, *words: object, stored: Raw | None = None, code: int = 0) -> tuple[Any, Pods]:
+        session = cluster((stored or job(), []))
+        session.api = Pods(answer, code)
+        return rtj("checkpoints", *words, "-n", "team", "--image", "op:1"), session.api
+
+    return call
+
+
+def test_a_pod_copies_to_a_bucket(pods) -> None:
+    """Of what it says a person is told what became of the checkpoint, not what it was called in the pod."""
+    words = ("copy", "train", "s3://kept/a", "--step", "35", "--jobs", "2", "--target-secret", "keys")
+    result, made = pods(COPIED, *words)
+    assert result.exit_code == 0, result.output
+    assert f"s3://kept/a/{NAMES[0]}  7.0 kB copied, verified\n" in result.output
+    options = "copy --step 35 --jobs 2 --target-env TARGET_"
+    assert made.command() == f"{options} --json /checkpoints s3://kept/a"
+    assert made.made[0]["spec"]["activeDeadlineSeconds"] == 86400
+
+
+def test_a_pod_copies_a_store_to_another_claim(pods) -> None:
+    """What was damaged there is an error here."""
+    result, made = pods(MOVED, "copy", "train", "claim://kept/a", "--all")
+    assert (result.exit_code, f"{NAMES[2]} is damaged: torn (left out)" in result.output) == (1, True)
+    assert made.command() == "copy --all --jobs 4 --json /checkpoints /target/a"
+
+
+def test_a_pod_exports_to_a_claim(pods) -> None:
+    """All that was asked for is passed on; the pod's names for places are not."""
+    asked = (
+        "--drop",
+        "x",
+        "--module",
+        "ema",
+        "--dtype",
+        "bf16",
+        "--strip-prefix",
+        "",
+        "--max-shard-size",
+        "2GB",
+    )
+    result, made = pods(EXPORTED, "export", "train", "claim://models/hf", *asked)
+    assert result.exit_code == 0, result.output
+    assert f"claim://models/hf  2 tensors, 4.8 kB in 1 file, from claim://ckpt/{NAMES[0]}\n" in result.output
+    assert "a and b hold the same bytes" in result.output
+    for words in ("--drop x", "--module ema", "--dtype bf16", "--strip-prefix  ", "--max-shard-size 2GB"):
+        assert words in made.command()
+    assert made.command().endswith(" --json /checkpoints /target/hf")
+    (container,) = made.made[0]["spec"]["containers"]
+    assert {"name": "scratch", "mountPath": "/tmp"} in container["volumeMounts"]
+
+
+def test_it_is_exported_by_the_image_that_trains(pods, cluster, rtj) -> None:
+    """The operator's has no torch; --image says otherwise."""
+    _, made = pods(EXPORTED, "export", "train", "claim://models/hf")
+    assert made.made[0]["spec"]["containers"][0]["image"] == "op:1"
+    session = cluster((job(), []))
+    session.api = Pods(EXPORTED)
+    assert rtj("checkpoints", "export", "train", "claim://models/hf", "-n", "team").exit_code == 0
+    worker = job()["spec"]["template"]["spec"]["containers"][0]["image"]
+    assert session.api.made[0]["spec"]["containers"][0]["image"] == worker
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("copy", "train", "s3://kept", "--target-env", "X_"), "--target-env is for this machine"),
+        (("copy", "train", "here", "--target-secret", "k"), "--target-secret is for buckets"),
+        (("copy", "train", "here", "--memory", "2Gi"), "--memory is for a place that pods write"),
+        (("copy", "train", "claim://Kept", "--all"), "give claim://NAME/PATH"),
+        (("copy", "train", "claim://kept", "--memory", "x"), "--memory x"),
+        (("export", "train", "s3://kept/hf"), "files are exported to a path"),
+    ],
+)
+def test_what_makes_no_sense_there(pods, words: tuple[str, ...], message: str) -> None:
+    """Said before a pod is made."""
+    result, made = pods(None, *words)
+    assert (result.exit_code, made.made) == (2, [])
+    assert message in result.output
+
+
+@pytest.mark.parametrize("verb", ["copy", "export"])
+@pytest.mark.parametrize(
+    "options", [("claim://kept/a",), ("out", "--image", "x"), ("out", "--memory", "2Gi")]
+)
+def test_what_makes_no_sense_here(rtj, tmp_path, verb: str, options: tuple[str, ...]) -> None:
+    """A claim, and what is said about pods."""
+    result = rtj("checkpoints", verb, tmp_path, *options)
+    assert (result.exit_code, "-n NAMESPACE" in result.output) == (2, True)
+
+
+def test_an_image_without_rtj_is_named_as_such(pods) -> None:
+    """Python says only that a module is missing."""
+    result, _ = pods(None, "copy", "train", "claim://kept", code=1)
+    assert "the reader said nothing (exit code 1)" in result.output
+    with pytest.raises(FatalError, match="its image has no rtj"):
+        parsed(Output("python: Error while finding module: No module named 'resumable_operator'", 1), "t")
+
+
+@pytest.fixture
+def served(cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Store, Pods, list[Any]]:
+    """A store that a pod has; what was made for it, and what was run in the pod."""
+    made, commands = branched(tmp_path / "store"), []
+
+    class InProcess:
+        def __init__(self, api: object, namespace: str, pod: str, container: str, command: list[str]) -> None:
+            commands.append(command)
+
+        def __enter__(self) -> InProcess:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            return None
+
+        def ask(self, question: Raw) -> tuple[Raw, bytes]:
+            return answer(Opened(LocalStore(made.root), list), question)
+
+    class Running(Pods):
+        async def get(self, resource: Any, wanted: str, namespace: str) -> Raw | None:
+            found = await super().get(resource, wanted, namespace)
+            running = {"status": {"containerStatuses": [{"name": "reader", "state": {"running": {}}}]}}
+            return running if resource.plural == "pods" else found
+
+    monkeypatch.setattr("resumable_operator.cli.reader.ExecChannel", InProcess)
+    session = cluster((job(), []))
+    session.api = Running(None)
+    return made, session.api, commands
+
+
+def test_to_this_machine_a_pod_is_asked(served, rtj, tmp_path: Path) -> None:
+    """It waits for commands, and is deleted; here it looks like any other store, damage included."""
+    made, pods, commands = served
+    where = ("-n", "team", "--image", "op:1")
+    result = rtj("checkpoints", "copy", "train", tmp_path / "kept", "--step", 20, *where)
+    assert result.exit_code == 0, result.output
+    assert f"{tmp_path}/kept/{name(20, 1)}  7.0 kB copied, verified\n" in result.output
+    assert commands == [
+        ["python", "-m", "resumable_operator.cli.main", "checkpoints", "serve", "/checkpoints"]
+    ]
+    (body,) = pods.made
+    assert body["spec"]["containers"][0]["command"][:2] == ["python", "-c"]
+    assert pods.deleted == [body["metadata"]["name"]]
+    flip_a_bit(made.root / name(25, 2))
+    damaged = rtj("checkpoints", "copy", "train", tmp_path / "other", *where)
+    assert (damaged.exit_code, "the next older is step 20: --step 20" in damaged.output) == (1, True)
+    everything = rtj("checkpoints", "copy", "train", tmp_path / "all", "--all", *where)
+    assert (everything.exit_code, f"{name(25, 2)} is damaged" in everything.output) == (1, True)
+    none = rtj("checkpoints", "copy", "train", tmp_path / "none", "--step", 7, *where)
+    assert (none.exit_code, "On the chain are steps" in none.output) == (2, True)

@@ -1,4 +1,4 @@
-"""`rtj checkpoints copy`: what is meant, what is told, and how to reach a store in a cluster."""
+"""`rtj checkpoints copy`: what is meant, and what is told."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from checkpoint_store import Store, flip_a_bit
-from job_objects import stored_job
 
 from resumable_training.checkpoint.local import LocalStore
 from resumable_training.checkpoint.pins import read_pin_files
@@ -98,17 +97,3 @@ def test_a_store_that_is_read_only_here_is_read_all_the_same(made: Store, rtj, t
     result = rtj("checkpoints", "copy", made.root, tmp_path / "far")
     assert result.exit_code == 0, result.output
     assert "can't be pinned" in result.output
-
-
-@pytest.mark.parametrize("verb", ["copy", "export"])
-def test_of_a_job_in_a_cluster_it_says_how(cluster, rtj, tmp_path: Path, verb: str) -> None:
-    """A bucket by its URL; a claim through a pod that mounts it."""
-    bucket = stored_job(checkpoint={"s3": {"bucket": "models", "prefix": "gpt"}})
-    cluster((bucket, []))
-    result = rtj("checkpoints", verb, "train", tmp_path / "out", "-n", "team")
-    assert result.exit_code == 2
-    assert f"s3://models/gpt: give `rtj checkpoints {verb}` that URL" in result.output
-    cluster((stored_job(), []))
-    result = rtj("checkpoints", verb, "train", tmp_path / "out", "-n", "team")
-    assert result.exit_code == 2
-    assert "kubectl cp -c worker team/train-0-1:/checkpoints" in result.output

@@ -16,12 +16,13 @@ READER = ("--image", "--time-limit")
 FROZEN: dict[str, list[str]] = {
     "checkpoints list": [*CLUSTER, *READER, "--json", "DIR|URL|JOB"],
     "checkpoints copy": [
-        *(*CLUSTER, "--all", "--jobs", "--json", "--source-env", "--step", "--target-env"),
-        *("DIR|URL", "DIR|URL|JOB"),
+        *(*CLUSTER, *READER, "--all", "--jobs", "--json", "--memory", "--source-env", "--step"),
+        *("--target-endpoint", "--target-env", "--target-secret", "DIR|URL|JOB", "TARGET"),
     ],
     "checkpoints export": [
-        *(*CLUSTER, "--drop", "--dtype", "--format", "--json", "--max-shard-size", "--module", "--prefix"),
-        *("--step", "--strip-prefix", "--with-optimizer", "DIR|URL|JOB", "OUT"),
+        *(*CLUSTER, *READER, "--drop", "--dtype", "--format", "--json", "--max-shard-size", "--memory"),
+        *("--module", "--parents", "--prefix", "--step", "--strip-prefix", "--with-optimizer"),
+        *("DIR|URL|JOB", "OUT"),
     ],
     "checkpoints history": [*CLUSTER, *READER, "--json", "DIR|URL|JOB"],
     "checkpoints pin": [*CLUSTER, *READER, "--holder", "--json", "--until", "DIR|URL|JOB", "STEP|NAME"],
@@ -30,6 +31,7 @@ FROZEN: dict[str, list[str]] = {
         *(*CLUSTER, *READER, "--json", "--keep", "--keep-every-steps", "--protect", "--yes", "DIR|URL|JOB")
     ],
     "checkpoints rollback": [*CLUSTER, *READER, "--json", "--suspend", "--to", "--yes", "DIR|URL|JOB"],
+    "checkpoints serve": ["DIR|URL"],
     "checkpoints show": [*CLUSTER, *READER, "--all", "--json", "--step", "DIR|URL|JOB"],
     "checkpoints unpin": [
         *(*CLUSTER, *READER, "--all", "--damaged", "--holder", "--json", "DIR|URL|JOB", "STEP|NAME")

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from job_objects import in_phase, stored_job, worker_pod
 
-from resumable_operator.cli.exitcodes import for_error
-from resumable_operator.cli.reader import Output, ReaderStore, parsed, title_of
+from resumable_operator.cli.exitcodes import UsageProblem, for_error
+from resumable_operator.cli.reader import ReaderStore, parsed, title_of
+from resumable_operator.cli.reader_life import Output
 from resumable_operator.cli.reader_pod import (
     CONTAINER,
+    Needs,
     Standing,
     model_from,
     model_of,
     reader_pod,
     standing,
+    worker_image,
 )
+from resumable_operator.cluster.kube_api import Page
 from resumable_operator.cluster.kube_objects import job_of
 from resumable_operator.errors import ClusterRefused, ResumableError
 from resumable_operator.manifests import PodSettings, pod
@@ -176,12 +181,55 @@ def test_on_one_node_through_the_scheduler() -> None:
     assert "affinity" not in made(real_pod())["spec"]
 
 
+def copying(needs: Needs, **template: Any) -> Raw:
+    """The spec of a pod that does more than to read."""
+    model = model_from(real_pod(**template))
+    assert model is not None
+    spec: Raw = reader_pod(JOB, "n", ["copy"], model, "", 60, needs)["spec"]
+    return spec
+
+
+def test_one_that_copies_has_the_target_claim_too() -> None:
+    """It is given to the workers' group, as the job's own was; to mount one claim twice takes one volume."""
+    spec = copying(Needs(writes=True, claim="kept"))
+    assert [volume["persistentVolumeClaim"]["claimName"] for volume in spec["volumes"]] == ["ckpt", "kept"]
+    mounts = spec["containers"][0]["volumeMounts"]
+    assert [(mount["mountPath"], mount.get("readOnly", False)) for mount in mounts] == [
+        ("/checkpoints", False),
+        ("/target", False),
+    ]
+    context = spec["securityContext"]
+    assert (context["fsGroup"], context["fsGroupChangePolicy"]) == (1000, "OnRootMismatch")
+    same = copying(Needs(writes=True, claim="ckpt"))
+    assert len(same["volumes"]) == 1
+    assert {mount["name"] for mount in same["containers"][0]["volumeMounts"]} == {"resumable-checkpoints"}
+
+
+def test_one_that_copies_has_keys_and_memory_as_asked_for() -> None:
+    """Memory is reserved only where somebody said how much; a default is but a limit."""
+    entry = {"name": "TARGET_AWS_REGION", "value": "x"}
+    spec = copying(Needs(env=(entry,), memory=2 << 30, reserved=True))
+    (container,) = spec["containers"]
+    assert entry in container["env"]
+    assert container["resources"]["requests"]["memory"] == str(2 << 30)
+    asked = copying(Needs(memory=16 << 30))["containers"][0]["resources"]
+    assert (asked["requests"]["memory"], asked["limits"]["memory"]) == (str(256 << 20), str(16 << 30))
+
+
+def test_the_workers_image_has_torch() -> None:
+    """And is pulled as they pull it."""
+    container = {"name": "worker", "image": "train:1", "command": ["x"], "imagePullPolicy": "Always"}
+    job = job_of(stored_job(template={"spec": {"containers": [container]}}))
+    assert worker_image(job) == ("train:1", "Always")
+
+
 def state(phase: str = "Running", reason: str = "", **told: Any) -> Raw:
     status: Raw = {"phase": phase, "containerStatuses": [{"name": CONTAINER, "state": told}]}
     return {"status": {**status, **({"reason": reason} if reason else {})}}
 
 
 UNSCHEDULED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/4 nodes"}
+NO_CLAIM = '0/4 nodes are available: persistentvolumeclaim "c" not found.'
 BACK_OFF = {"reason": "ImagePullBackOff", "message": "no such image"}
 
 
@@ -190,6 +238,14 @@ BACK_OFF = {"reason": "ImagePullBackOff", "message": "no such image"}
     [
         ({}, Standing("waiting", "Pending")),
         ({"status": {"conditions": [UNSCHEDULED]}}, Standing("waiting", "Unschedulable: 0/4 nodes")),
+        (
+            {"status": {"conditions": [{**UNSCHEDULED, "message": NO_CLAIM}]}},
+            Standing("hopeless", f"Unschedulable: {NO_CLAIM}"),
+        ),
+        (
+            state("Failed", terminated={"exitCode": 128, "reason": "StartError", "message": "no python"}),
+            Standing("hopeless", "StartError: no python"),
+        ),
         (
             state("Pending", waiting={"reason": "ContainerCreating"}),
             Standing("waiting", "ContainerCreating"),
@@ -269,15 +325,18 @@ def test_its_errors_are_told_as_if_they_had_happened_here(
 
 
 class Claims:
-    """An API that knows one claim; or whose user may not look at claims (None)."""
+    """An API that knows one claim, or whose user may not look at claims; and other pods of the namespace."""
 
-    def __init__(self, *modes: str, forbidden: bool = False) -> None:
-        self.modes, self.forbidden = modes, forbidden
+    def __init__(self, *modes: str, forbidden: bool = False, others: Iterable[Raw] = ()) -> None:
+        self.modes, self.forbidden, self.others = modes, forbidden, others
 
     async def get(self, resource: object, name: str, namespace: str) -> Raw | None:
         if self.forbidden:
             raise ClusterRefused("Forbidden", "no")
         return {"spec": {"accessModes": list(self.modes)}} if self.modes else None
+
+    async def list(self, resource: object, namespace: str) -> Page:
+        return Page(list(self.others), "1")
 
 
 @pytest.mark.parametrize(
@@ -298,6 +357,54 @@ async def test_where_it_must_run(cluster, claims: Claims, pods: list[str], node:
     store = ReaderStore(session, "train", None, None)
     workers = [in_phase(worker_pod(stored_job(), place), phase) for place, phase in enumerate(pods)]
     assert await store._node(JOB, workers) == node
+
+
+def user_of(claim: str, node: str, phase: str = "Running") -> Raw:
+    """Another pod of the namespace."""
+    volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": claim}}, {"name": "w", "emptyDir": {}}]
+    meta, spec = {"name": f"user-{node}"}, {"nodeName": node, "volumes": volumes}
+    return {"metadata": meta, "spec": spec, "status": {"phase": phase}}
+
+
+@pytest.mark.parametrize(
+    ("others", "node"),
+    [
+        ([user_of("ckpt", "node-2")], "node-2"),
+        ([user_of("kept", "node-3")], "node-3"),
+        ([user_of("ckpt", "node-2"), user_of("kept", "node-2")], "node-2"),
+        ([user_of("ckpt", "node-2", "Succeeded"), user_of("x", "node-4")], ""),
+        ([user_of("ckpt", "")], ""),
+    ],
+)
+async def test_anybody_may_have_a_claim_mounted(cluster, others: list[Raw], node: str) -> None:
+    """The job's, while it is suspended, or the target's."""
+    session = cluster((stored_job(), []))
+    session.api = Claims("ReadWriteOnce", others=others)
+    store = ReaderStore(session, "train", None, None)
+    assert await store._place(JOB, [], Needs(claim="kept")) == node
+
+
+@pytest.mark.parametrize(
+    ("modes", "others", "message"),
+    [
+        (
+            "ReadWriteOnce",
+            [user_of("ckpt", "node-2"), user_of("kept", "node-3")],
+            "on node node-2 and claim kept",
+        ),
+        (
+            "ReadWriteOncePod",
+            [user_of("kept", "node-3")],
+            "claim kept is ReadWriteOncePod and in use by user-node-3",
+        ),
+    ],
+)
+async def test_no_node_can_have_both(cluster, modes: str, others: list[Raw], message: str) -> None:
+    """Said before a pod waits for ever."""
+    session = cluster((stored_job(), []))
+    session.api = Claims(modes, others=others)
+    with pytest.raises(UsageProblem, match=message):
+        await ReaderStore(session, "train", None, None)._place(JOB, [], Needs(claim="kept"))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import json
 import math
 import pickle
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from resumable_training.checkpoint import verify
 from resumable_training.checkpoint.blocks import BlockDiffers, verified_stream
 from resumable_training.checkpoint.catalog import Catalog
 from resumable_training.checkpoint.errors import DamagedCheckpoint, NotPlain, StorageUnavailable
-from resumable_training.checkpoint.export_plan import Kept, Shard
+from resumable_training.checkpoint.export_plan import Exported, Kept, Shard
 from resumable_training.checkpoint.marker import load_real
 from resumable_training.checkpoint.store import Store
 from resumable_training.contract.manifest import MARKER_FILE
@@ -35,19 +34,6 @@ INDEX_FILE = "model.safetensors.index.json"
 _TWIN_BYTES = 1 << 20  # smaller tensors are often alike by chance: zeros, ones
 
 Advance = Callable[[int], None]
-
-
-@dataclass(frozen=True)
-class Exported:
-    """What was written. ``bytes``: of the files, with what is around the tensors.
-
-    ``twins``: pairs of names with the same bytes, which may be tied in the model.
-    """
-
-    files: tuple[str, ...]
-    tensors: int
-    bytes: int
-    twins: tuple[tuple[str, str], ...]
 
 
 class Tensors:

@@ -64,6 +64,19 @@ class Shard:
         return sum(one.bytes for one in self.kept)
 
 
+@dataclass(frozen=True)
+class Exported:
+    """What was written. ``bytes``: of the files, with what is around the tensors.
+
+    ``twins``: pairs of names with the same bytes, which may be tied in the model.
+    """
+
+    files: tuple[str, ...]
+    tensors: int
+    bytes: int
+    twins: tuple[tuple[str, str], ...]
+
+
 def parse_size(text: str) -> int:
     """``5GB`` is 5e9 bytes, ``5GiB`` 5 * 2**30.
 

@@ -1,0 +1,134 @@
+"""The channel to a command in a pod: answers cut anywhere, ends that are told, rights that are missing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import WSMsgType, web
+from kubernetes.aio.client import Configuration
+
+from resumable_operator.cli.cluster_exec import PROTOCOL, STATUS, STDERR, STDOUT, ExecChannel
+from resumable_operator.cluster.kube_api import KubeApi
+from resumable_operator.errors import ClusterRefused, RetryableError
+
+Raw = dict[str, Any]
+Pod = Callable[[web.WebSocketResponse, Raw], Awaitable[None]]
+
+
+@asynccontextmanager
+async def api_server(pod: Pod | int) -> AsyncIterator[tuple[KubeApi, list[web.Request]]]:
+    """Its pods answer each question by ``pod``; a number: it refuses with that status."""
+    seen: list[web.Request] = []
+
+    async def execute(request: web.Request) -> web.StreamResponse:
+        seen.append(request)
+        if isinstance(pod, int):
+            raise _refusal(pod)
+        socket = web.WebSocketResponse(protocols=(PROTOCOL,))
+        await socket.prepare(request)
+        async for message in socket:
+            if message.type is WSMsgType.BINARY and not socket.closed:
+                await pod(socket, json.loads(message.data[1:]))
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/api/v1/namespaces/{namespace}/pods/{pod}/exec", execute)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0]
+    api = KubeApi(Configuration(host=f"http://{host}:{port}"))
+    try:
+        yield api, seen
+    finally:
+        await api.close()
+        await runner.cleanup()
+
+
+def _refusal(status: int) -> web.HTTPException:
+    return {403: web.HTTPForbidden, 404: web.HTTPNotFound, 500: web.HTTPInternalServerError}[status]()
+
+
+def channel(api: KubeApi) -> ExecChannel:
+    return ExecChannel(api, "team", "p", "reader", ["rtj", "checkpoints serve"])
+
+
+async def test_questions_and_answers() -> None:
+    """An answer is put together from messages of any size; standard error is no part of it."""
+
+    async def echo(socket: web.WebSocketResponse, question: Raw) -> None:
+        data = bytes(range(256)) * question["times"]
+        whole = json.dumps({"got": question["times"], "bytes": len(data)}).encode() + b"\n" + data
+        await socket.send_bytes(bytes([STDERR]) + b"warning: slow\n")
+        for start in range(0, len(whole), 999):
+            await socket.send_bytes(bytes([STDOUT]) + whole[start : start + 999])
+
+    def talk() -> None:
+        with channel(api) as opened:
+            for times in (0, 3, 100):
+                told, data = opened.ask({"times": times})
+                assert (told["got"], data) == (times, bytes(range(256)) * times)
+
+    async with api_server(echo) as (api, seen):
+        await asyncio.to_thread(talk)
+    (request,) = seen
+    assert request.query.getall("command") == ["rtj", "checkpoints serve"]
+    assert [request.query[name] for name in ("container", "stdin", "stdout")] == ["reader", "true", "true"]
+
+
+async def test_the_end_of_the_command_is_told() -> None:
+    """In its own last words, to whoever asks then and afterwards."""
+
+    async def die(socket: web.WebSocketResponse, question: Raw) -> None:
+        await socket.send_bytes(bytes([STDERR]) + b"Traceback\nError: claim c is gone\n")
+        status = {"status": "Failure", "message": "command terminated with non-zero exit code: 2"}
+        await socket.send_bytes(bytes([STATUS]) + json.dumps(status).encode())
+        await socket.close()
+
+    def talk() -> None:
+        with channel(api) as opened:
+            for _ in range(2):
+                with pytest.raises(RetryableError, match="connection to pod p has ended: claim c is gone"):
+                    opened.ask({})
+
+    async with api_server(die) as (api, _):
+        await asyncio.to_thread(talk)
+
+
+async def test_an_answer_that_is_none() -> None:
+    """Something else speaks on that channel: nothing more is believed."""
+
+    async def babble(socket: web.WebSocketResponse, question: Raw) -> None:
+        await socket.send_bytes(bytes([STDOUT]) + b"hello\n")
+
+    def talk() -> None:
+        with channel(api) as opened, pytest.raises(RetryableError, match="not understood"):
+            opened.ask({})
+
+    async with api_server(babble) as (api, _):
+        await asyncio.to_thread(talk)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "words"),
+    [
+        (403, ClusterRefused, "a Role must grant create and get on pods/exec .* -n team"),
+        (404, RetryableError, "pod p is gone"),
+        (500, RetryableError, "create pods/exec p: HTTP 500"),
+    ],
+)
+async def test_what_the_server_refuses(status: int, kind: type[Exception], words: str) -> None:
+    """With the right that is missing."""
+
+    def talk() -> None:
+        with pytest.raises(kind, match=words), channel(api):
+            raise AssertionError("it was opened")
+
+    async with api_server(status) as (api, _):
+        await asyncio.to_thread(talk)
