@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from local_run import LocalRun, rtj
 
+from resumable_operator.cli import exitcodes
+
 EVERY = 10
 FAKE = ("--steps", "250", "--step-seconds", "0.02", "--checkpoint-every", str(EVERY), "--ignore-drain")
 
@@ -38,13 +40,13 @@ def test_no_more_is_lost_than_since_the_last_save(run: LocalRun) -> None:
 
 def test_a_suspension_whose_window_is_too_short(run: LocalRun) -> None:
     """Ctrl-C with a short window: ranks that do not end are killed, and the same command line continues."""
-    run.start_fake("--workers", "2", "--drain-seconds", "1", fake=FAKE)
-    run.until_step(15)
+    run.start_fake("--workers", "2", "--drain-seconds", "1", fake=(*FAKE, "--steps", str(2 * EVERY - 2)))
+    run.until_step(EVERY + 5)
     assert run.process is not None
     run.process.terminate()
-    status = run.finish(code=5)
+    status = run.finish(code=exitcodes.UNSAVED)
     ending = status.interruptions[-1]
     assert (ending.cause, ending.planned) == ("suspend", True)
     assert "the window of 1.0 s was over" in ending.message
     run.again()
-    assert run.finish().step == 250
+    assert run.finish().step == 2 * EVERY - 2

@@ -44,6 +44,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--stop-at", type=int, default=None, help="step after which it SIGSTOPs itself")
     parser.add_argument("--hang-at", type=int, default=None, help="step after which it sleeps for ever")
     parser.add_argument("--wait-at", type=int, default=None, help="step after which it waits to be drained")
+    parser.add_argument("--hold", default="", help="file without which the last step is not taken")
     parser.add_argument("--only-rank", type=int, default=None, help="faults happen on this rank only")
     parser.add_argument("--only-attempt", type=int, default=None, help="faults happen in this attempt only")
     parser.add_argument("--grandchild", action="store_true", help="start a sleeping child and print its pid")
@@ -197,6 +198,17 @@ class FakeRank:
         for _ in range(self.chosen.flood):
             print(f"rank {self.rank} step {progress.step} " + "x" * 100, flush=False)
 
+    def may_step(self) -> bool:
+        """Wait before the last step while that is held back; False: it is to drain instead."""
+        hold = self.chosen.hold
+        while hold and self.progress.step == self.chosen.steps - 1 and not os.path.exists(hold):
+            time.sleep(0.01)
+            self.enter(self.progress.phase)
+            self.poll()
+            if self.draining and not self.chosen.ignore_drain:
+                return False
+        return True
+
     def fail(self) -> None:
         """The faults that were asked for, at the step that was asked for."""
         chosen, step = self.chosen, self.progress.step
@@ -229,8 +241,9 @@ class FakeRank:
         self.restore()
         self.fail()
         while self.progress.step < self.chosen.steps:
-            self.step()
-            self.fail()
+            if self.may_step():
+                self.step()
+                self.fail()
             self.poll()
             drained = self.draining and not self.chosen.ignore_drain
             every = self.chosen.checkpoint_every

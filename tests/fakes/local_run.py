@@ -36,6 +36,7 @@ class LocalRun:
         self.directory = directory / "run"
         self.environment: dict[str, str] = {}
         self.output = directory / "output.txt"
+        self.end = directory / "may-end"  # what fake ranks wait for before their last step
         self.process: subprocess.Popen[bytes] | None = None
         self.arguments: list[str] = []
 
@@ -53,6 +54,7 @@ class LocalRun:
 
     def start(self, *arguments: str) -> None:
         """Start ``rtj run --dir RUN ...``."""
+        self.end.unlink(missing_ok=True)
         self.arguments = list(arguments)
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
@@ -64,8 +66,11 @@ class LocalRun:
             )
 
     def start_fake(self, *options: str, fake: tuple[str, ...] = ()) -> None:
-        """Start with ``options`` of ``rtj run`` and options of the fake rank."""
-        self.start(*options, str(FAKE_RANK), "--", *fake)
+        """Start with ``options`` of ``rtj run`` and options of the fake rank.
+
+        It trains on until ``finish``: what a test does meets a run that lasts, however slow the machine.
+        """
+        self.start(*options, str(FAKE_RANK), "--", "--hold", str(self.end), *fake)
 
     def again(self) -> None:
         """Start the same command line once more."""
@@ -80,6 +85,8 @@ class LocalRun:
     def finish(self, code: int = 0) -> JobStatus:
         """Wait for the end of ``rtj run``, check its exit code and its ledger; the last status."""
         assert self.process is not None
+        if code == 0:
+            self.end.touch()
         try:
             self.process.wait(self.patience_seconds)
         except subprocess.TimeoutExpired as error:

@@ -59,7 +59,7 @@ def judge(attempt: AttemptStatus, committed: bool, trained: bool) -> Verdict:
     found = first_witness(attempt.evidence)
     if found is not None and not found.primary and attempt.left is not None:
         found = attempt.left  # its peers only lost it
-    if attempt.drain_cause is not None and (committed or found is None or _left_by_drained(attempt, found)):
+    if attempt.drain_cause is not None and (committed or _nobody_failed(attempt, found)):
         return _drained(attempt.drain_cause, attempt.drain_reason + _cut_short(attempt, found))
     if found is None:
         message = "the attempt ended and nobody said why"
@@ -72,9 +72,16 @@ def judge(attempt: AttemptStatus, committed: bool, trained: bool) -> Verdict:
     return Verdict(found.cause, False, found.message + _cut_short(attempt, found), found, paying)
 
 
-def _left_by_drained(attempt: AttemptStatus, found: Evidence) -> bool:
-    """Ranks that only lost a peer, and the peer was ended by the drain before it could commit with them."""
-    return not found.primary and events.DRAINED in attempt.outcomes.values()
+def _nobody_failed(attempt: AttemptStatus, found: Evidence | None) -> bool:
+    """The drain itself ended ranks before they could commit together, and others only lost them as peers."""
+    if found is None:
+        return True
+    return not found.primary and (events.DRAINED in attempt.outcomes.values() or _window_was_over(attempt))
+
+
+def _window_was_over(attempt: AttemptStatus) -> bool:
+    until, at = attempt.drain_deadline, attempt.ending_since
+    return until is not None and at is not None and at >= until - WINDOW_SLACK_SECONDS
 
 
 def _drained(cause: str, message: str) -> Verdict:
@@ -86,8 +93,8 @@ def _cut_short(attempt: AttemptStatus, found: Evidence | None) -> str:
     """What to add to a message when a drain's window was over before all ranks had ended by themselves."""
     good = (events.SUCCEEDED, events.DRAINED)
     finished = all(attempt.outcomes.get(member.worker) in good for member in attempt.members)
-    since, until, at = attempt.draining_since, attempt.drain_deadline, attempt.ending_since
-    if finished or since is None or until is None or at is None or at < until - WINDOW_SLACK_SECONDS:
+    since, until = attempt.draining_since, attempt.drain_deadline
+    if finished or since is None or until is None or not _window_was_over(attempt):
         return ""
     if found is not None and found.primary and found.cause not in WORKER_LOST:
         return ""  # that ended them, and not the window

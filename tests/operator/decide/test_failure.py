@@ -63,6 +63,27 @@ def test_drain_keeps_its_cause_when_committed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("ended_at", "witness", "cause"),
+    [
+        pytest.param(20.0, seen("unknown", primary=False), "scale", id="peers of ranks it killed"),
+        pytest.param(19.9, seen("unknown", primary=False), "scale", id="by another clock"),
+        pytest.param(15.0, seen("unknown", primary=False), "unknown", id="there was time left"),
+        pytest.param(20.0, seen("crash", code=1), "crash", id="one that failed by itself"),
+    ],
+)
+def test_a_window_that_was_over_explains_lost_peers(ended_at: float, witness: Evidence, cause: str) -> None:
+    """Ranks that their agent killed at the end of the window leave peers behind: no failure of theirs."""
+    attempt = AttemptStatus(
+        drain_cause="scale",
+        draining_since=10.0,
+        drain_deadline=20.0,
+        ending_since=ended_at,
+        evidence=(witness,),
+    )
+    assert judge(attempt, committed=False, trained=True).cause == cause
+
+
+@pytest.mark.parametrize(
     ("evidence", "trained", "paying"),
     [
         (seen("unknown", code=exitcodes.MASTER_BIND), True, None),
