@@ -2,7 +2,13 @@
 
 import hashlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -120,6 +126,46 @@ def left_before_optimizer(*, result: str, how: str) -> None:
         pass
     run.save()
     answer(result, run, step=run.step, position=data.position)
+
+
+def fails_with_a_save_in_flight(*, result: str, how: str) -> None:
+    """The writer stands still from step 2 on, whose save is begun; it goes on when the script has failed."""
+    run = rt.start(save_every_steps=1)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = run.data(Points(30), global_batch_size=6)
+    run.track(model=model, optimizer=optimizer)
+    for step in run.steps(data, until=9, stop_on_nonfinite=True):
+        engine: Any = run._session.saver._engine  # type: ignore[union-attr]
+        writer = engine._saver._process.pid
+        if step.number == 2:
+            while engine.busy:  # also with retention
+                engine.poll()
+                time.sleep(0.01)
+            os.kill(writer, signal.SIGSTOP)
+        apply(step, model, optimizer)
+        if step.number == 3:
+            end = f"while kill -0 {os.getpid()} && ! grep -q Traceback {result}-failed; do sleep 0.1; done"
+            subprocess.Popen(["sh", "-c", f"{end} 2>/dev/null; kill -CONT {writer}"])
+            sys.stderr = Tee(sys.stderr, open(f"{result}-failed", "w"))  # noqa: SIM115
+            if how == "nan":
+                step.log(loss=float("nan"))
+            raise ValueError("a mistake in the script")
+
+
+class Tee:
+    """What is written goes to both."""
+
+    def __init__(self, *streams: Any) -> None:
+        self._streams = streams
+
+    def write(self, text: str) -> None:
+        for stream in self._streams:
+            stream.write(text)
+            stream.flush()
+
+    def flush(self) -> None:
+        return None
 
 
 def short(*, result: str) -> None:

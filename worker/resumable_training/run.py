@@ -34,7 +34,7 @@ from resumable_training.data.position import BatchSizes, Data, IterableData, Map
 from resumable_training.data.split import check_sizes
 from resumable_training.errors import UserError
 from resumable_training.evaluation import Evaluation, poll
-from resumable_training.health.exits import end_at_once_on_error
+from resumable_training.health.exits import before_the_end, end_at_once_on_error
 from resumable_training.launch import SUPERVISED, read_launch
 from resumable_training.loop import Step, run_steps
 from resumable_training.saving import Engine, Saver
@@ -90,6 +90,7 @@ def start(
     finally:
         end_at_once_on_error()  # last: init_process_group sets a hook that must run inside ours
     _started.append(run)
+    before_the_end(run._fail)
     return run
 
 
@@ -350,6 +351,11 @@ class Run:
                 "there is nothing to save with: no checkpoint directory, or run.track was not called"
             )
         session.saver.commit()
+
+    def _fail(self) -> None:
+        """An error that nobody caught ends this process."""
+        if self._session.saver is not None and not self._closed and os.getpid() == self._pid:
+            self._session.saver.fail()
 
     def close(self) -> None:
         """Sign off; called at exit. After an unfinished loop it waits for nobody."""

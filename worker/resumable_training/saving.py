@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,7 +13,7 @@ import torch.distributed as dist
 
 from resumable_training import rng, schedule, tracking
 from resumable_training.checkpoint.errors import StorageUnavailable
-from resumable_training.contract import rankwire
+from resumable_training.contract import env, rankwire
 from resumable_training.contract.assignment import CheckpointConfig
 from resumable_training.data.position import Data, check_fingerprint
 from resumable_training.recorder import Recorder
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from resumable_training.checkpoint.reports import RestoreReport, SaveReport
 
 LEAVE_SECONDS = 30.0  # for a save in flight, when the script ends after leaving its loop early
+_HAND_OVER_SECONDS = 1.0  # for GPUs to finish a copy, when a rank fails
 _RNG = "rng"
 _DATA = "data/"
 
@@ -55,6 +58,8 @@ class Engine(Protocol):
     def wait(self) -> SaveReport | None: ...
 
     def land(self, seconds: float) -> None: ...
+
+    def hand_over(self, seconds: float) -> None: ...
 
     def close(self) -> SaveReport | None: ...
 
@@ -365,6 +370,23 @@ class Saver:
 
     def leave(self) -> None:
         """As ``close``, after a loop that was left early: other ranks may not be here."""
+        self._engine.land(LEAVE_SECONDS)
+
+    def fail(self) -> None:
+        """This rank is about to end with an error: what it has copied is not to be lost with it.
+
+        Under an agent its writer stores on, and nobody may wait; elsewhere the writer ends with this process.
+        """
+        if env.KEEPER in os.environ:
+            self._engine.hand_over(_HAND_OVER_SECONDS)
+            return
+        if self._engine.busy:
+            print(
+                f"resumable_training: rank {self._session.launch.rank} ends when the checkpoint in flight is"
+                f" stored, in {LEAVE_SECONDS:.0f} s at the latest (Ctrl-C: at once)",
+                file=sys.stderr,
+                flush=True,
+            )
         self._engine.land(LEAVE_SECONDS)
 
 

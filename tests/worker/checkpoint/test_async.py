@@ -203,13 +203,18 @@ class Doubled(nn.Linear):
 
 
 def test_a_state_dict_of_ones_own_is_built_at_every_save(job: Job) -> None:
-    """Where values can't be found again, they are asked for again."""
+    """Where values can't be found again, they are asked for again: said once, and copied by the same plan."""
     model = Doubled(3, 2)
     engine, state = job.engine(1), TrainingState({"model": model})
     engine.restore(state)
-    for step in (1, 2):
-        nn.init.constant_(model.weight, float(step))
+    plans = []
+    for step in (1, 2, 3):
+        nn.init.constant_(model.weight, float(min(step, 2)))
         assert durable(engine, step, state).ok
+        plans.append(engine._saver._snapshot.plan)  # type: ignore[attr-defined]
+    assert all(one is plans[0] for one in plans)
+    (said,) = job.warnings
+    assert said.startswith("model.weight is made anew by a state_dict() or a hook")
     restored = TrainingState({"model": nn.Linear(3, 2)})
     job.engine(2).restore(restored)
     assert weight(restored) == 4.0

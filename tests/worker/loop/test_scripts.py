@@ -89,3 +89,15 @@ def test_torchrun_started_again_counts_from_one(start_ranks: Callable[..., Ranks
     again = start_ranks("odd_scenarios:short", 2, supervised=False, attempt=1)
     assert again.codes() == [0, 0], again.output()
     assert again.results()[0] == {"step": 4}
+
+
+@pytest.mark.parametrize(("how", "code", "text"), [("error", 1, "a mistake"), ("nan", 82, "step 3 is nan")])
+def test_a_save_in_flight_lands_when_the_script_fails(
+    start_ranks: Callable[..., Ranks], tmp_path: Path, how: str, code: int, text: str
+) -> None:
+    """Without an agent the writer ends with its rank: that waits for what it has copied, and says so."""
+    ranks = start_ranks("odd_scenarios:fails_with_a_save_in_flight", 1, supervised=False, how=how)
+    assert ranks.codes() == [code], ranks.output()
+    assert text in ranks.output()
+    assert "ends when the checkpoint in flight is stored" in ranks.output()
+    assert (tmp_path / "checkpoints" / "step-00000002.1" / ".metadata").exists()

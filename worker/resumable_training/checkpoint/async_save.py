@@ -39,6 +39,7 @@ from resumable_training.contract.framing import Message
 _START_SECONDS = 30.0  # for a writer to come up, at the first save
 _OVERLAP_SECONDS = 5.0  # this rank's writer may still be at a save that has landed on rank 0
 _WAIT_SECONDS = 0.5
+_GPU_SECONDS = 0.002
 _PATIENCE_SECONDS = 30.0  # after which whoever waits says for what
 _MOST_DEATHS = 3  # of writers, one after another, in one flight
 
@@ -174,8 +175,13 @@ class AsynchronousSaver:
             self._warn(f"ranks did not hold the tensors that saves were planned for: planned anew, {now}")
         if why:
             self._fall_back(why)
-        else:
-            self._send_plan()
+            return
+        self._send_plan()
+        if self._snapshot.made_anew and self._ranks.rank == 0:
+            self._warn(
+                f"{self._snapshot.made_anew} is made anew by a state_dict() or a hook: at each save training"
+                " waits until all of the state is collected, and not for its copy alone"
+            )
 
     def _take_off(self, task: SaveTask) -> None:
         """Copy and send; or have all ranks' flights end, also where this rank's script gets an error."""
@@ -304,10 +310,18 @@ class AsynchronousSaver:
     def land(self, seconds: float) -> None:
         """Wait for this rank's own part of what is in flight, without the other ranks."""
         deadline = time.monotonic() + seconds
+        self.hand_over(seconds)
         while self._flight is not None and time.monotonic() < deadline:
-            self._snapshot.await_copied()
-            self._send_when_copied()
             self._hear(_WAIT_SECONDS)
+
+    def hand_over(self, seconds: float) -> None:
+        """Until the writer has what it needs to go on alone: GPUs may still copy, or hang."""
+        deadline = time.monotonic() + seconds
+        while self._flight is not None and self._flight.message is not None:
+            self._send_when_copied()
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(_GPU_SECONDS)
 
     def close(self) -> None:
         if self._process is not None:

@@ -391,6 +391,10 @@ class CheckpointEngine:
         """Wait, not longer than that and without the other ranks, for what this rank is still storing."""
         self._saver.land(seconds)
 
+    def hand_over(self, seconds: float) -> None:
+        """Wait, not longer than that, until the writer of this rank can go on without it."""
+        self._saver.hand_over(seconds)
+
     def close(self) -> SaveReport | None:
         """``wait``, and nothing may be saved afterwards."""
         report = self.wait()

@@ -78,6 +78,10 @@ class Saver(Protocol):
         """As ``wait``, but for this rank's part alone, and no longer than that."""
         ...
 
+    def hand_over(self, seconds: float) -> None:
+        """Until what is in flight needs this process no more, and no longer than that."""
+        ...
+
     def close(self) -> None:
         """Nothing is saved afterwards."""
         ...
@@ -126,6 +130,9 @@ class SynchronousSaver:
         return self._last
 
     def land(self, seconds: float) -> None:
+        return None
+
+    def hand_over(self, seconds: float) -> None:
         return None
 
     def close(self) -> None:

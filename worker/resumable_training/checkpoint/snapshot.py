@@ -52,8 +52,8 @@ class Built:
     rank_0_keys: set[str]
 
 
-def collect(content: Content, rank: int) -> tuple[Values, Finder | None]:
-    """Build the state dict; and how to find its values again, if that is possible.
+def collect(content: Content, rank: int) -> tuple[Values, Finder | None, str]:
+    """Build the state dict; and how to find its values again, or the key of one that is kept nowhere.
 
     Raises:
         NotPlain: a value that could only be saved with pickle.
@@ -65,11 +65,11 @@ def collect(content: Content, rank: int) -> tuple[Values, Finder | None]:
     plain = {key: value for key, value in flat.items() if key not in tensors}
     own = given_by_rank_0(content.state, paths) | set(more)
     try:
-        finder = Finder(content.state, flat, paths)
-    except Moved:
-        finder = None
+        finder, lost = Finder(content.state, flat, paths), ""
+    except Moved as error:
+        finder, lost = None, str(error)
     paths |= {key: (key,) for key in (*texts, *more)}
-    return Values({**tensors, **more}, plain, texts, paths, own), finder
+    return Values({**tensors, **more}, plain, texts, paths, own), finder, lost
 
 
 class Snapshot:
@@ -89,6 +89,7 @@ class Snapshot:
         self.plan: Plan | None = None
         self.arena: Arena | None = None
         self.unlike = ""  # what not all ranks had alike when they agreed
+        self.made_anew = ""  # a tensor that a state_dict() makes each time, if any
 
     def agree(self, content: Content) -> str:
         """Build the state on all ranks together and tell each other what it is. Why it can't be done, or "".
@@ -198,7 +199,7 @@ class Snapshot:
         return self._build(content)
 
     def _build(self, content: Content) -> Values:
-        values, self._finder = collect(content, self._ranks.rank)
+        values, self._finder, self.made_anew = collect(content, self._ranks.rank)
         self._built = Built(list(values.tensors), list(values.plain), values.paths, values.rank_0_keys)
         return values
 
