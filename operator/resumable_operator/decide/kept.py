@@ -6,7 +6,7 @@ that is too short. The job is suspended all the same, and goes on from the check
 
 from __future__ import annotations
 
-from resumable_operator.model import JobStatus
+from resumable_operator.model import Interruption, JobStatus
 
 
 def unsaved(status: JobStatus) -> str:
@@ -18,13 +18,14 @@ def unsaved(status: JobStatus) -> str:
     attempt, made = status.attempt, status.checkpoint
     if attempt.drain_cause is None or status.uses_library is not True:
         return ""
-    kept = attempt.start_step
-    if made is not None and made.at >= attempt.reserved_at:
+    kept, last = attempt.start_step, _ending(status)
+    committed = last is not None and last.planned and last.committed
+    if made is not None and (committed or made.at >= attempt.reserved_at):  # a clock may have been set back
         kept = max(kept, made.step)
     if status.step <= kept:
         return ""
     steps = f"step {status.step} is" if status.step == kept + 1 else f"steps {kept + 1} to {status.step} are"
-    return f"{steps} in no checkpoint{_why(status)}"
+    return f"{steps} in no checkpoint{_why(status, last)}"
 
 
 def suspended_text(status: JobStatus) -> str:
@@ -33,9 +34,14 @@ def suspended_text(status: JobStatus) -> str:
     return "suspended by spec.suspend" + (f"; {lost}" if lost else "")
 
 
-def _why(status: JobStatus) -> str:
+def _ending(status: JobStatus) -> Interruption | None:
+    """Of the newest attempt."""
     last = status.interruptions[-1] if status.interruptions else None
-    if last is None or last.attempt != status.attempt.number:
+    return last if last is not None and last.attempt == status.attempt.number else None
+
+
+def _why(status: JobStatus, last: Interruption | None) -> str:
+    if last is None:
         return ""
     told = last.message.partition("\n")[0].removeprefix(status.attempt.drain_reason).removeprefix("; ")
     return f": {told}" if told else ""

@@ -46,6 +46,7 @@ def stopped(
         (stopped(11), "step 11 is in no checkpoint: rank 0 exited with code 85"),
         (stopped(made=(15, 20.0), ending=DRAIN), ""),
         (stopped(made=(10, 20.0), ending=DRAIN), "steps 11 to 15 are in no checkpoint"),
+        (stopped(made=(15, 3.0), ending=DRAIN), ""),  # by a clock that was set back
         (stopped(5, made=None), ""),  # it did nothing that it had not found
         (stopped(7, made=None), "steps 6 to 7 are in no checkpoint: rank 0 exited with code 85"),
         (stopped(7, made=(40, 3.0)), "steps 6 to 7 are in no checkpoint: rank 0 exited with code 85"),
@@ -60,6 +61,7 @@ def stopped(
         "one",
         "all",
         "older landed",
+        "clock",
         "none",
         "none made",
         "rolled back",
