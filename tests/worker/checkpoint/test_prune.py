@@ -146,3 +146,10 @@ def test_only_what_may_go_is_looked_into(store: LocalStore, later: float, monkey
     assert sorted(where for where in looked if where.startswith("step-")) == sorted(
         one.name for one in planned.doomed
     )
+
+
+def test_the_last_save_of_a_killed_attempt_goes(made: Store, store: LocalStore, later: float) -> None:
+    """It is newer than all good ones, and nobody can commit it once a newer attempt has its record."""
+    assert name(60, 2) not in {one.name for one in plan(store, later, keep_last=9).doomed}
+    made.record(3, parent=name(50, 2))
+    assert name(60, 2) in {one.name for one in plan(store, later, keep_last=9).doomed}

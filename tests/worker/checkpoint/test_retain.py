@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resumable_training.checkpoint.chain import build_chain
-from resumable_training.checkpoint.retain import LEAST_KEPT, to_delete
+from resumable_training.checkpoint.retain import LEAST_KEPT, dead, to_delete
 from resumable_training.contract.manifest import Record, checkpoint_name, parse_checkpoint_name
 
 S = checkpoint_name
@@ -53,6 +53,11 @@ def test_nothing_goes_while_good_ones_are_few() -> None:
 def test_newer_incomplete_ones_stay() -> None:
     """A directory newer than the newest good one may be somebody's save in progress."""
     assert to_delete(CHAIN, GOOD, [S(60, 2), S(10, 3)], keep_last=5) == []
+
+
+def test_what_older_attempts_were_cut_off_in_is_dead() -> None:
+    """However new: their records are not the newest any more. That of an unknown record is not."""
+    assert dead(CHAIN, [S(60, 1), S(60, 2), S(10, 3), "step-00000060.1.tmp"]) == {S(60, 1)}
 
 
 NAMES = st.builds(S, st.integers(0, 30), st.integers(1, 4))

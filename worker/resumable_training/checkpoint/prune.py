@@ -1,9 +1,9 @@
 """Delete what retention would delete, for a person at a shell instead of rank 0 after a save.
 
 Safe beside a job that runs, by the same rules (``retain``): the newest complete checkpoints on the chain
-stay, and a save in progress is always newer than they are. Here also what failed saves have left goes while
-good checkpoints are still few, since that is when a disk is full. Another machine may see a marker late, so
-what looks incomplete must be old.
+stay, and a save in progress is of the newest record and newer than they are. Here also what failed saves have
+left goes while good checkpoints are still few, since that is when a disk is full. Another machine may see a
+marker late, so what looks incomplete must be old.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from resumable_training.checkpoint.errors import CheckpointError, StorageUnavail
 from resumable_training.checkpoint.identity import PROBES_DIRECTORY
 from resumable_training.checkpoint.listing import Survey, survey
 from resumable_training.checkpoint.many import at_once
-from resumable_training.checkpoint.retain import leftovers, to_delete
+from resumable_training.checkpoint.retain import dead, leftovers, to_delete
 from resumable_training.checkpoint.store import Store
 from resumable_training.contract.manifest import MARKER_FILE, parse_checkpoint_name
 
@@ -73,6 +73,7 @@ def plan(
             keep_every_steps=keep_every_steps,
         ),
         *leftovers(seen.chain, seen.complete, seen.incomplete, only_incomplete=True),
+        *dead(seen.chain, seen.incomplete),
     }
     found = at_once(lambda name: _describe(store, name, seen, now), sorted(wanted))
     old = {one.name for one, age in found if one.name in seen.complete or age >= LEFTOVER_SECONDS}

@@ -57,6 +57,14 @@ def leftovers(
     }
 
 
+def dead(chain: Chain, incomplete: Collection[str]) -> set[str]:
+    """What older attempts were cut off in: their records are no more the newest, so they can't commit it.
+
+    Also when it is newer than all good ones, as what a killed job leaves is. It may fill the disk.
+    """
+    return {name for name in incomplete if parse_checkpoint_name(name) and _parsed(name)[1] < chain.head}
+
+
 def _kept_for_its_step(name: str, keep_every_steps: int | None) -> bool:
     return bool(keep_every_steps) and _parsed(name)[0] % (keep_every_steps or 1) == 0
 

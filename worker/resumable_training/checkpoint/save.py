@@ -116,8 +116,8 @@ class SynchronousSaver:
             report = replace(report, ok=False, message=str(error))
         elapsed = round((time.monotonic() - started) * 1000)
         self._last = self._ranks.first(lambda: replace(report, blocking_ms=elapsed, durable_ms=elapsed))
-        if report.ok and self._ranks.rank == 0:
-            self._sweep(task)
+        if self._ranks.rank == 0:
+            self._sweep(task, short=not report.ok)
         return self._last
 
     def start(self) -> None:
@@ -151,8 +151,8 @@ class SynchronousSaver:
         assert marker is not None
         return commit(self._store, task.name, task.manifest, files, marker, task.guard, task.history)
 
-    def _sweep(self, task: SaveTask) -> None:
-        problem = self._sweeper.sweep(task.keep_last, task.keep_every_steps)
+    def _sweep(self, task: SaveTask, *, short: bool) -> None:
+        problem = self._sweeper.sweep(task.keep_last, task.keep_every_steps, short=short)
         if problem:
             self._warn(problem)
 

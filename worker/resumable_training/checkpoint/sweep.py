@@ -9,7 +9,7 @@ from resumable_training.checkpoint import documents
 from resumable_training.checkpoint.errors import CheckpointError
 from resumable_training.checkpoint.listing import survey
 from resumable_training.checkpoint.moments import moment
-from resumable_training.checkpoint.retain import to_delete
+from resumable_training.checkpoint.retain import dead, to_delete
 from resumable_training.checkpoint.store import Store
 from resumable_training.contract.manifest import MARKER_FILE, Record
 
@@ -23,16 +23,26 @@ class Sweeper:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._records: dict[int, Record] = {}  # they never change: read once
+        self._dead: set[str] = set()  # as last seen
 
-    def sweep(self, keep_last: int, keep_every_steps: int | None, in_flight: Collection[str] = ()) -> str:
+    def sweep(
+        self,
+        keep_last: int,
+        keep_every_steps: int | None,
+        in_flight: Collection[str] = (),
+        *,
+        short: bool = False,
+    ) -> str:
         """Delete; why not everything could be deleted, or "".
 
         One that can't be deleted leaves no others behind: the disk would fill up.
+        ``short``: the save before has failed, perhaps for want of room: what older attempts were cut off in
+        goes, too, be it newer than all good ones. Not at the first look, as a marker may be seen late.
         """
         failures: list[str] = []
         lost = 0.0
         try:
-            for name in self._doomed(keep_last, keep_every_steps, in_flight):
+            for name in self._doomed(keep_last, keep_every_steps, in_flight, short):
                 began = time.monotonic()
                 failed = self._delete(name)
                 failures += failed
@@ -53,11 +63,14 @@ class Sweeper:
             return [str(error)]
         return []
 
-    def _doomed(self, keep_last: int, keep_every_steps: int | None, in_flight: Collection[str]) -> list[str]:
+    def _doomed(
+        self, keep_last: int, keep_every_steps: int | None, in_flight: Collection[str], short: bool
+    ) -> list[str]:
         pinned = documents.read_pins(self._store, time.time())
         seen = survey(self._store, self._records)
         self._records = {seq: record for seq, record in seen.records.items() if record}
-        return to_delete(
+        before, self._dead = self._dead, dead(seen.chain, seen.incomplete) - pinned
+        doomed = to_delete(
             seen.chain,
             seen.complete,
             seen.incomplete,
@@ -66,3 +79,4 @@ class Sweeper:
             pinned=pinned,
             in_flight=in_flight,
         )
+        return [*doomed, *sorted((self._dead & before) - set(doomed))] if short else doomed

@@ -119,7 +119,8 @@ class Writer:
             self._keeper.landed(message["name"], outcome)
         self._land(outcome)
         if self._rank == 0 and not self._is_orphan():  # else it would keep the next attempt waiting
-            note = self._sweeper.sweep(message["keep_last"], message["keep_every_steps"])
+            short = not outcome["ok"]
+            note = self._sweeper.sweep(message["keep_last"], message["keep_every_steps"], short=short)
             if note:
                 self._say(kind="warning", message=note)
         self._say(kind="idle")
