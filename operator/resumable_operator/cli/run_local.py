@@ -28,6 +28,7 @@ from resumable_operator.clock import SystemClock
 from resumable_operator.cluster.local import LocalCluster
 from resumable_operator.cluster.local_control import ControlServer
 from resumable_operator.cluster.local_faults import Faults
+from resumable_operator.cluster.local_files import holding_store
 from resumable_operator.cluster.local_machines import Machines
 from resumable_operator.decide import ledger
 from resumable_operator.decide.actions import Plan
@@ -67,6 +68,7 @@ class LocalRun:
 
     Raises (``run``):
         UsageProblem: the run directory belongs to something else.
+        UserError: another process has it, or the checkpoint directory.
         FatalError: its files are damaged.
         Stopped: the user did not want to wait for the drain.
     """
@@ -99,6 +101,8 @@ class LocalRun:
     async def run(self) -> JobStatus:
         """Run until the job is finished, failed or drained; its last status."""
         async with self._cluster as cluster, contextlib.AsyncExitStack() as stack:
+            if self._wish.spec.checkpoint.directory is not None:
+                stack.enter_context(holding_store(Path(self._wish.spec.checkpoint.directory.path)))
             job = self._submit()
             if job.status.phase == "Succeeded":
                 return job.status

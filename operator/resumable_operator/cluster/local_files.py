@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import json
@@ -15,6 +16,7 @@ import os
 import secrets
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -210,6 +212,32 @@ class RunLock:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+@contextlib.contextmanager
+def holding_store(directory: Path) -> Iterator[None]:
+    """One ``rtj run`` at a time trains into a checkpoint directory of this machine.
+
+    Two of the same name would take the store from each other at each start of an attempt. Where a file system
+    locks no directories nobody is kept out: the store's own rules see to it that nothing is mixed up.
+
+    Raises:
+        UserError: another one does.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"another `rtj run` saves its checkpoints in {directory}: stop that one, or give this one"
+                " another --checkpoint-dir"
+            ) from error
+        except OSError:
+            pass  # NFS, as a rule
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _lock_patiently(descriptor: int, tries: int = 10) -> bool:

@@ -11,8 +11,10 @@ from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.run import _resume_point, endings_told, failure_tail
 from resumable_operator.cli.run_local import after_a_kill, check_continuation, check_fresh, reopened
 from resumable_operator.cli.run_options import Options, Wish, from_options
+from resumable_operator.cluster.local_files import holding_store
 from resumable_operator.decide.ledger import enter, open_ledger, settle
 from resumable_operator.decide.observation import Job
+from resumable_operator.errors import UserError
 from resumable_operator.model import (
     AttemptStatus,
     BudgetStatus,
@@ -158,3 +160,12 @@ def test_a_drained_script_of_its_own_goes_on_from_its_own() -> None:
     assert _resume_point(JobStatus(uses_library=False)) == "from what the script itself has saved"
     saved = CheckpointStatus(name="step-00000010.1", step=10, samples=80, at=1.0)
     assert _resume_point(JobStatus(checkpoint=saved)) == "from checkpoint step-00000010.1"
+
+
+def test_one_run_at_a_time_trains_into_a_checkpoint_directory(tmp_path: Path) -> None:
+    """Two of one name are one owner to the store; the second is told, and has it when the first has ended."""
+    second = holding_store(tmp_path)
+    with holding_store(tmp_path), pytest.raises(UserError, match="--checkpoint-dir"):
+        second.__enter__()
+    with holding_store(tmp_path):
+        pass
