@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import orjson
@@ -56,6 +57,7 @@ HEARTBEAT_SECONDS = 30.0  # of a web socket; no sign of life for half as long af
 RELOAD_SECONDS = 5.0  # credentials are read anew at most this often
 _OTHER_UID = re.compile(r"UID in (the )?precondition")
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 
 Reload = Callable[[Configuration], Awaitable[None]]
 PatchKind = Literal["merge", "strategic"]
@@ -91,6 +93,7 @@ class Page:
 
     items: list[Raw]
     resource_version: str
+    token: str = ""  # of the next part; empty: this is the last one
 
 
 class KubeApi:
@@ -118,6 +121,7 @@ class KubeApi:
         self._reload_lock = asyncio.Lock()
         self._reloaded_at = float("-inf")
         self._date: tuple[float, float] | None = None  # what the server's clock showed, and when, monotonic
+        _read_environment_once(configuration)
         self._rest: Any = rest.RESTClientObject(configuration)
         self._timeout = aiohttp.ClientTimeout(
             total=4 * timeout_seconds, sock_connect=timeout_seconds, sock_read=timeout_seconds
@@ -170,21 +174,40 @@ class KubeApi:
             Expired: the list must begin anew.
             NotFound: the API has no such resource.
         """
-        selectors = {"labelSelector": labels, "fieldSelector": fields}
-        query = {"limit": str(PAGE), **{name: text for name, text in selectors.items() if text}}
         token = ""
         while True:
-            path = (
-                resource.path(namespace)
-                + "?"
-                + urlencode({**query, **({"continue": token} if token else {})})
-            )
-            answer = await self._call(Call("list", resource.plural), "GET", path)
-            meta = answer.get("metadata") or {}
-            yield Page(answer.get("items") or [], str(meta.get("resourceVersion") or ""))
-            token = meta.get("continue") or ""
+            page = await self.page(resource, namespace, token, labels=labels, fields=fields)
+            yield page
+            token = page.token
             if not token:
                 return
+
+    async def page(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        token: str = "",
+        *,
+        labels: str = "",
+        fields: str = "",
+        metadata_only: bool = False,
+    ) -> Page:
+        """One part of a list: the first, or that of ``token``. ``metadata_only``: half of a pod, or less.
+
+        Raises:
+            Expired, NotFound: as ``pages``.
+        """
+        given = {"continue": token, "labelSelector": labels, "fieldSelector": fields}
+        query = {"limit": str(PAGE), **{name: text for name, text in given.items() if text}}
+        answer = await self._call(
+            Call("list", resource.plural),
+            "GET",
+            f"{resource.path(namespace)}?{urlencode(query)}",
+            accept=METADATA_LIST if metadata_only else "application/json",
+        )
+        meta = answer.get("metadata") or {}
+        items, version = answer.get("items") or [], str(meta.get("resourceVersion") or "")
+        return Page(items, version, meta.get("continue") or "")
 
     async def list(
         self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
@@ -441,6 +464,18 @@ class KubeApi:
                 logger.warning("credentials could not be read anew: %s", error)
                 return False
             return True
+
+
+def _read_environment_once(configuration: Configuration) -> None:
+    """Which proxy it names; a user's netrc is for other servers.
+
+    The client would look for both anew at each request, in a thread each time: a busy event loop waits longer
+    for two threads than for most answers.
+    """
+    host = urlsplit(configuration.host)
+    if not configuration.proxy and not proxy_bypass(host.hostname or ""):
+        configuration.proxy = getproxies().get(host.scheme)
+    configuration.client_session_kwargs = {**(configuration.client_session_kwargs or {}), "trust_env": False}
 
 
 def _loader(kubeconfig: Path | None, context: str | None) -> Reload:

@@ -15,7 +15,7 @@ from kubernetes.aio.client import Configuration
 from bed.api import path
 from bed.control_plane import ControlPlane
 from resumable_operator.cluster import kube_api
-from resumable_operator.cluster.kube_api import JOBS, PODS, KubeApi
+from resumable_operator.cluster.kube_api import JOBS, METADATA_LIST, PODS, KubeApi
 from resumable_operator.cluster.kube_errors import AlreadyExists, Expired, NotFound
 from resumable_operator.errors import ClusterRefused, ConflictError, RetryableError, UserError
 
@@ -283,6 +283,56 @@ async def test_list_that_expires(server: Server, api: KubeApi) -> None:
     with pytest.raises(Expired):
         async for _ in api.pages(PODS):
             pass
+
+
+async def test_part_of_a_list(server: Server, api: KubeApi) -> None:
+    """A part alone, of metadata if that is enough; its token leads to the next one."""
+    server.answers = [part("a", more="t/1="), part("b")]
+    first = await api.page(PODS, "team", labels="x=y", metadata_only=True)
+    last = await api.page(PODS, "team", first.token, labels="x=y")
+    assert (first.token, last.token) == ("t/1=", "")
+    assert [request.query.get("continue") for request in server.seen] == [None, "t/1="]
+    assert [request.headers["Accept"] for request in server.seen] == [METADATA_LIST, "application/json"]
+
+
+# ---- what the environment says -----------------------------------------------------------------------
+
+
+async def test_logins_of_a_user_are_for_other_servers(
+    server: Server, api: KubeApi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A netrc for every host does not get in the way of the cluster's own token."""
+    (tmp_path / "netrc").write_text("default login me password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    api.configuration.api_key["BearerToken"] = "Bearer ours"
+    server.answers = [says(200)]
+    await api.get(PODS, "a", "team")
+    assert server.seen[0].headers["Authorization"] == "Bearer ours"
+
+
+async def test_proxy_of_the_environment(
+    server: Server, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API server is asked through it, unless it is named as one to be asked directly."""
+    for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", api.configuration.host)
+    server.answers = [says(200, {"kind": "Pod"})]
+    through = KubeApi(Configuration(host="http://api.example"))
+    try:
+        assert await through.get(PODS, "a", "team") == {"kind": "Pod"}
+        assert server.seen[0].host == "api.example"
+    finally:
+        await through.close()
+    monkeypatch.setenv("no_proxy", ".example")
+    assert KubeApi(Configuration(host="http://api.example")).configuration.proxy is None
+
+
+async def test_named_proxy_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kubeconfig says goes before the environment."""
+    monkeypatch.setenv("https_proxy", "http://other.example:3128")
+    named = Configuration(host="https://api.example", proxy="http://mine.example:3128")
+    assert KubeApi(named).configuration.proxy == "http://mine.example:3128"
 
 
 # ---- credentials -------------------------------------------------------------------------------------
