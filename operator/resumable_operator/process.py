@@ -203,10 +203,8 @@ async def _compare(
     usual = pause = base.options.relist_seconds
     while True:
         await asyncio.sleep(pause)
-        began = time.monotonic()
         try:
-            await cluster.relist()
-            pause = pause_seconds(usual, time.monotonic() - began)
+            pause = pause_seconds(usual, await cluster.relist())
             base.health.relisted()
             base.garbage.tidy()
             await ring.refresh(master, base.options.operator_namespace)

@@ -154,16 +154,28 @@ class KubeCache:
         listed = max(self.listed_version(kind), self.listed_version(kind, namespace))
         return version_of(obj) <= listed and not self._knows(kind, obj["metadata"], uid)
 
+    def has(self, kind: Kind, obj: Raw) -> bool:
+        """Whether this object tells nothing new: known at this version or a newer one, or deleted since. Its
+        metadata is enough."""
+        uid, version = str(obj["metadata"].get("uid") or ""), version_of(obj)
+        if version <= self._deleted.get(uid, -1):
+            return True
+        known = self._entry(kind, obj["metadata"])
+        return known is not None and known.uid == uid and version <= known.version
+
     def _knows(self, kind: Kind, meta: Raw, uid: str) -> bool:
-        known: JobEntry | PodEntry | NodeEntry | None
+        known = self._entry(kind, meta)
+        return known is not None and known.uid == uid
+
+    def _entry(self, kind: Kind, meta: Raw) -> JobEntry | PodEntry | NodeEntry | None:
+        """What is known under that name."""
         match kind:
             case "job":
-                known = self._jobs.get(f"{meta['namespace']}/{meta['name']}")
+                return self._jobs.get(f"{meta['namespace']}/{meta['name']}")
             case "pod":
-                known = self._pod_names.get((meta["namespace"], meta["name"]))
+                return self._pod_names.get((meta["namespace"], meta["name"]))
             case "node":
-                known = self._nodes.get(meta["name"])
-        return known is not None and known.uid == uid
+                return self._nodes.get(meta["name"])
 
     def _known(self, kind: Kind) -> Iterator[tuple[str, str, int, str]]:
         """Name, uid, version and namespace of all objects of a kind."""

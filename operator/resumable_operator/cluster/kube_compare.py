@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 
-from resumable_operator.cluster.kube_api import JOBS, NODES, PODS, KubeApi, Resource
+from resumable_operator.cluster.kube_api import JOBS, NODES, PODS, KubeApi, Page, Resource
 from resumable_operator.cluster.kube_cache import Kind, KubeCache
 from resumable_operator.cluster.kube_entries import PodEntry
 from resumable_operator.cluster.kube_errors import Expired
@@ -24,6 +26,8 @@ POD_SELECTOR = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 TRIES = 3
 DELETIONS_AT_ONCE = 16
 SHARE = 1 / 20  # of the time that may go into comparing
+RESTS = 3.0  # times what a part took, until the next one
+LONGEST_REST_SECONDS = 0.2
 LONGEST_PAUSE = 2.0  # times the usual one
 
 
@@ -34,14 +38,30 @@ class Comparison:
         namespaces: only these; none: the whole cluster.
     """
 
-    def __init__(self, api: KubeApi, cache: KubeCache, namespaces: tuple[str, ...], *, nodes: bool) -> None:
+    def __init__(
+        self,
+        api: KubeApi,
+        cache: KubeCache,
+        namespaces: tuple[str, ...],
+        *,
+        nodes: bool,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._api = api
         self._cache = cache
         self._scopes: tuple[str | None, ...] = namespaces or (None,)
         self._nodes = nodes
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._rested = 0.0
 
-    async def run(self) -> None:
-        """Raises: NotFound (no such kind of jobs), RetryableError, ClusterRefused, FatalError."""
+    async def run(self) -> float:
+        """Returns the seconds that it took, without the pauses that it made for others.
+
+        Raises: NotFound (no such kind of jobs), RetryableError, ClusterRefused, FatalError.
+        """
+        began, self._rested = self._monotonic(), 0.0
         for scope in self._scopes:
             await self._compare("pod", PODS, scope, POD_SELECTOR)
         for scope in self._scopes:  # after the pods: a pod's job is older than the pod
@@ -54,19 +74,16 @@ class Comparison:
         self._cache.expire()
         await self._delete_orphans()
         self._point_at_unreadable()
+        return self._monotonic() - began - self._rested
 
     async def _compare(self, kind: Kind, resource: Resource, scope: str | None, labels: str = "") -> None:
-        """Part by part: a list of all pods at once would be held several times over."""
         for _ in range(TRIES):
             seen: set[str] = set()
             version = ""
             try:
-                async for page in self._api.pages(resource, scope, labels=labels):
+                async for page in self._parts(kind, resource, scope, labels):
                     version = page.resource_version
-                    self._refuse_the_past(kind, scope, version)
-                    for obj in page.items:
-                        self._cache.apply(kind, None, obj)
-                        seen.add(str(obj["metadata"]["uid"]))
+                    seen.update(str(obj["metadata"]["uid"]) for obj in page.items)
             except Expired:
                 continue
             first = self._cache.listed_version(kind, scope) == 0
@@ -75,6 +92,44 @@ class Comparison:
                 logger.warning("of kind %s, %d had vanished without a word of the watch", kind, ghosts)
             return
         raise RetryableError(f"the list of {resource.plural} expired {TRIES} times under way")
+
+    async def _parts(
+        self, kind: Kind, resource: Resource, scope: str | None, labels: str
+    ) -> AsyncIterator[Page]:
+        """Part by part, each taken in: a list of all pods at once would be held several times over.
+
+        After the first comparison nearly all is known, at its very version, which metadata tells; a part
+        with anything new in it is asked for again in full. And there is no hurry then: between two parts
+        others have their turn.
+        """
+        token, hurry = "", self._cache.listed_version(kind, scope) == 0
+        while True:
+            began, in_full = self._monotonic(), hurry
+            page = await self._part(kind, resource, scope, labels, token, in_full)
+            if not in_full and not all(self._cache.has(kind, obj) for obj in page.items):
+                in_full = True
+                page = await self._part(kind, resource, scope, labels, token, in_full)
+            for obj in page.items if in_full else ():
+                self._cache.apply(kind, None, obj)
+            yield page
+            token = page.token
+            if not token:
+                return
+            if not hurry:
+                await self._rest(self._monotonic() - began)
+
+    async def _part(
+        self, kind: Kind, resource: Resource, scope: str | None, labels: str, token: str, in_full: bool
+    ) -> Page:
+        page = await self._api.page(resource, scope, token, labels=labels, metadata_only=not in_full)
+        self._refuse_the_past(kind, scope, page.resource_version)
+        return page
+
+    async def _rest(self, worked: float) -> None:
+        """Each part keeps the loop and the API server busy for a while."""
+        pause = min(LONGEST_REST_SECONDS, RESTS * worked)
+        self._rested += pause
+        await self._sleep(pause)
 
     def _refuse_the_past(self, kind: Kind, scope: str | None, version: str) -> None:
         """Versions never run backwards, unless the API server's store was restored from a backup."""

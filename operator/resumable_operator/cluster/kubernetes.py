@@ -99,18 +99,21 @@ class KubernetesCluster:
 
     # ---- comparing with the API server ---------------------------------------------------------------
 
-    async def relist(self) -> None:
+    async def relist(self) -> float:
         """Compare the cache with full lists; delete pods whose job is gone.
+
+        Returns the seconds that comparing took, without the pauses that it made for others.
 
         Raises:
             NotFound: the API has no such kind of jobs.
             RetryableError, ClusterRefused: try again.
             FatalError: begin anew.
         """
-        await self._comparison.run()
+        taken = await self._comparison.run()
         self._forget_keys()
         await self._restore_keys()
         self.relisted_at = self._clock.now()
+        return taken
 
     def _forget_keys(self) -> None:
         for known in [known for known in self._key_locks if not self.cache.has_job(known[0])]:
