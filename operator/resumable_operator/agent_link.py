@@ -11,6 +11,7 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from resumable_operator.agent_client import AgentClient, Beat, EventStream, silent_after
 from resumable_operator.clock import Clock
@@ -30,6 +31,7 @@ LAST_WORDS_SECONDS = 0.5
 OPENED_AT_ONCE = 100
 LARGEST = 2**53  # of an agent's numbers and of its clock; what is beyond is nonsense
 LONGEST_BOOT_ID = 64
+_UNTOLD: dict[str, Any] = {"now_ms": 0, "last_seq": 0}
 MOST_EVENTS = 5000  # not yet folded: more than an agent's log holds
 
 
@@ -68,6 +70,7 @@ class Link:
     _asked: tuple[int, float] = (0, 0.0)  # attempt whose assignment was sent first when
     _heartbeat: float = HEARTBEAT_SECONDS  # as asked for
     _held: AgentState | None = None  # a state ahead of the events
+    _folded: int = 0  # newest event that is in ``state``
     _queued: bool = False  # waits until fewer streams are being opened
     _received: int = 0  # newest event number received of this boot
     _boot_id: str = ""
@@ -305,11 +308,7 @@ class Link:
 
     def _take(self, state: AgentState) -> None:
         """Show ``state``, or hold it back until the events that it counts have arrived."""
-        if (
-            self.state is not None
-            and self.state.boot_id == state.boot_id
-            and state.last_seq < self.state.last_seq
-        ):
+        if self.state is not None and self.state.boot_id == state.boot_id and state.last_seq < self._folded:
             return
         if state.last_seq > self._received:
             self._held = state
@@ -317,15 +316,19 @@ class Link:
             self._show(state)
 
     def _show(self, state: AgentState) -> None:
+        """It is news if more than time and count of events is different: events are told as they come."""
         self._held = None
-        if self.state is None or replace(state, now_ms=0) != replace(self.state, now_ms=0):
+        if self.state is None or replace(state, **_UNTOLD) != replace(self.state, **_UNTOLD):
             self.changed()
-        self.state = state
+        self.state, self._folded = state, state.last_seq
 
     def _fold(self, event: Event) -> None:
         if self._held is not None and self._held.last_seq <= event.seq:
             self._show(self._held)
-        if self.state is not None and self.state.boot_id == event.boot_id and event.seq > self.state.last_seq:
+        if self.state is None or self.state.boot_id != event.boot_id or event.seq <= self._folded:
+            return
+        self._folded = event.seq
+        if event.kind != events.PROGRESS:  # most events by far; they change nothing of it
             self.state = fold_state(self.state, event)
 
     def _keep(self, event: Event, now: float) -> None:

@@ -238,6 +238,29 @@ async def test_state_is_not_ahead_of_its_events(agent: FakeAgent, pool: AgentPoo
     assert shown.state == "ended"
 
 
+async def test_progress_changes_no_state(agent: FakeAgent, pool: AgentPool) -> None:
+    """A state that only counts reports which are known is no news; one from before them is not shown."""
+    await pool.sync(JOB, [endpoint(agent)], {})
+    await until(lambda: pool.agents(JOB)[agent.worker].connected)
+    woken, reports = list[str](), list[str]()
+    pool.subscribe(woken.append, reports.append)
+    before = agent.state
+    for step in range(1, 4):
+        agent.tell(events.PROGRESS, rank=0, step=step)
+    await until(lambda: len(reports) == 3)
+    agent.state = dataclasses.replace(before, last_seq=3, now_ms=5)
+    await pool.request(JOB, agent.worker, STOP)
+    assert woken == []
+    agent.state = dataclasses.replace(before, last_seq=1, unfit=True)
+    await pool.request(JOB, agent.worker, STOP)
+    shown = pool.agents(JOB)[agent.worker].state
+    assert shown is not None
+    assert not shown.unfit
+    agent.state = dataclasses.replace(before, last_seq=3, unfit=True)
+    await pool.request(JOB, agent.worker, STOP)
+    assert woken == [JOB]
+
+
 async def test_progress_is_coalesced(agent: FakeAgent, pool: AgentPool) -> None:
     """Of the reports of one rank only the newest is kept; other events keep their place."""
     for step in range(1, 4):
