@@ -8,11 +8,11 @@ memory. So above ``PACK_ABOVE`` bytes the operator's book-keeping goes, compress
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
 from pydantic import ValidationError
 
 from resumable_operator.model import (
@@ -160,12 +160,8 @@ def _text(value: str) -> str:
     return value[:LONGEST_TEXT].encode("utf-8", "replace").decode()
 
 
-def _json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
-
-
 def _bytes(value: Any) -> int:
-    return len(_json(value))
+    return len(orjson.dumps(value))
 
 
 # ---- what is given up -----------------------------------------------------------------------------------
