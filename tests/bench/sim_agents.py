@@ -25,7 +25,7 @@ from resumable_training.contract.events import HEARTBEAT_SECONDS, AgentState, Ev
 CONNECT_SECONDS = 1.0  # from the start of ranks until they use the library
 STEP_SECONDS = 0.4
 SAMPLES_A_STEP = 64
-MASTER_PORT = 20_000
+MASTER_PORT, PORTS = 20_000, 1_000  # the first, and how many are held in turn
 _HOLE = 7_777_777_777_777_777  # a number that is replaced in prepared texts
 
 Assigned = Callable[["SimAgent", int, int], None]  # agent, attempt, number of members
@@ -60,6 +60,7 @@ class SimAgent:
         self.log: list[tuple[int, bytes]] = []  # number and text of all events but progress
         self.last_seq = 0
         self.attempt, self.digest, self.port = 0, "", 0
+        self.next_port = MASTER_PORT  # held ready, as a real agent does
         self.state, self.outcome = "idle", ""
         self.ranks: list[int] = []
         self.started_ms = 0
@@ -95,6 +96,7 @@ class SimAgent:
             last_seq=last_seq,
             now_ms=at_ms,
             contract_version=CONTRACT_VERSION,
+            next_port=self.next_port,
         )
 
     def snapshot(self) -> bytes:
@@ -155,7 +157,8 @@ class SimAgent:
             self.end(events.STOPPED)
         (own,) = [member for member in plain["members"] if member["worker"] == self.worker]
         self.attempt, self.digest = plain["attempt"], plain["digest"]
-        self.port = plain["master_port"] or MASTER_PORT
+        self.port = plain["master_port"] or self.next_port
+        self.next_port = MASTER_PORT + self.attempt % PORTS
         self.ranks = list(range(own["first_rank"], own["first_rank"] + own["ranks"]))
         self.state, self.outcome, self.started_ms, self._progress = "running", "", now_ms(), []
         world = sum(member["ranks"] for member in plain["members"])
