@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
-from rank_programs import full_values, make_engine, make_state, save, train
+from rank_programs import begin, full_values, make_engine, make_state, save, train
 
 from resumable_training.checkpoint import arena
 from resumable_training.checkpoint.errors import StorageUnavailable
 from resumable_training.checkpoint.keeper import RankLink
 from resumable_training.checkpoint.local import LocalStore
+from resumable_training.checkpoint.snapshot import Snapshot
 from resumable_training.contract import env
 
 
@@ -85,3 +87,28 @@ def short_run(rank: int, world_size: int, group: Any, root: str, keeper: str, nu
     assert save(engine, state, report.step + 1, rank).ok
     engine.close()
     return restored, report.memory_bytes, report.storage_bytes, len(held), said
+
+
+def fallen_back_run(rank: int, world_size: int, group: Any, root: str, keeper: str, number: int) -> Any:
+    """Saves become synchronous when an arena was taken over: arenas before and after, held by the agent."""
+    live_here(rank, world_size, keeper, number)
+    if rank == 0:
+        Snapshot._lay_out = _no_room  # type: ignore[method-assign]
+    engine = make_engine(root, rank, world_size, group, attempt=number)
+    state = make_state("ddp", 2, world_size)
+    report = engine.restore(state)
+    assert report is not None
+    taken = len(_arenas())
+    assert begin(engine, state, report.step + 1, rank).durable
+    held = len(RankLink(rank).find(report.checkpoint))
+    engine.close()
+    return taken, len(_arenas()), held
+
+
+def _no_room(*_: Any) -> None:
+    raise arena.NoArena("too little memory")
+
+
+def _arenas() -> list[str]:
+    found = [path for path in Path("/proc/self/fd").iterdir() if path.exists() or path.is_symlink()]
+    return [path.name for path in found if "resumable-checkpoint" in os.readlink(path)]

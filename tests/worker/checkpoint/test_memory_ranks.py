@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from campaign_programs import Home, a_home
-from memory_programs import loading_run, saving_run, short_run
+from memory_programs import fallen_back_run, loading_run, saving_run, short_run
 from rank_programs import run_ranks
 from test_ranks import assert_same
 
@@ -77,6 +77,12 @@ def test_what_is_remembered_makes_room_for_a_restore(tmp_path: Path, home: Home)
     ((_, step, memory, _), *_) = attempt(home, 3, 2, loading_run, tmp_path, "ddp", ".distcp")
     assert step == 3
     assert memory > 0
+
+
+def test_no_memory_is_held_where_saves_are_synchronous(tmp_path: Path, home: Home) -> None:
+    """Neither by the rank that has taken it over nor by the agent."""
+    attempt(home, 1, 2, saving_run, tmp_path, "ddp", 1)
+    assert attempt(home, 2, 2, fallen_back_run, tmp_path) == [(0, 0, 0)] * 2
 
 
 @pytest.mark.parametrize(
