@@ -266,7 +266,8 @@ class Attempt:
         if self._pending is None:
             self._pending = outcome
         for rank in self.alive:
-            rank.killed = not is_dying(rank.started.pid)  # else its end is its own, and the cause
+            if not is_dying(rank.started.pid):  # by another's hand, or by ours before
+                rank.killed = True
             self._context.starter.kill(rank.started)
         asyncio.get_running_loop().call_later(self._context.reap_seconds, self._give_up)
 
