@@ -24,7 +24,7 @@ from resumable_training.agent.files import write_json
 from resumable_training.agent.hang import Hang, find_hang
 from resumable_training.agent.logfile import forget_old_attempts
 from resumable_training.agent.ports import HeldPort
-from resumable_training.agent.procfs import is_dying, start_ticks
+from resumable_training.agent.procfs import start_ticks
 from resumable_training.agent.rank import Rank, Reporter
 from resumable_training.agent.ranklink import RankLink
 from resumable_training.agent.ranks import RankFiles, log_path, log_root, rank_plan
@@ -266,9 +266,7 @@ class Attempt:
         if self._pending is None:
             self._pending = outcome
         for rank in self.alive:
-            if not is_dying(rank.started.pid):  # by another's hand, or by ours before
-                rank.killed = True
-            self._context.starter.kill(rank.started)
+            rank.kill(self._context.starter)
         asyncio.get_running_loop().call_later(self._context.reap_seconds, self._give_up)
 
     def _give_up(self) -> None:

@@ -10,7 +10,7 @@ from resumable_training.agent import procfs, reports
 from resumable_training.agent.drain import OPAQUE_SECONDS
 from resumable_training.agent.hang import BEFORE_FIRST_STEP, RankView
 from resumable_training.agent.output import RankOutput
-from resumable_training.agent.ranks import StartedRank
+from resumable_training.agent.ranks import RankStarter, StartedRank
 from resumable_training.contract.events import ProgressReport
 from resumable_training.contract.progress import Progress, ProgressPage
 
@@ -47,6 +47,12 @@ class Rank:
     def pid(self) -> int:
         """Process to ask and to watch: the one that uses the library, else the one we started."""
         return self.speaker or self.started.pid
+
+    def kill(self, starter: RankStarter) -> None:
+        """SIGKILL. What was dying before the agent's first one ends by itself, and tells why."""
+        if not procfs.is_dying(self.started.pid):
+            self.killed = True
+        starter.kill(self.started)
 
     def look(self, now: float) -> None:
         """Take in the page and the process state."""
