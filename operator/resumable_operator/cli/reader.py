@@ -201,7 +201,10 @@ class ReaderStore:
             with progress() as show:
                 return await self._life(COPY_SECONDS).run(body, show)
 
-        return parsed(self._session.run(work()), f"{self._title}, in the cluster")
+        output = self._session.run(work())
+        if isinstance(target, ClaimPath):  # as it was called here
+            output = replace(output, text=output.text.replace(target.in_pod, str(target)))
+        return parsed(output, f"{self._title}, in the cluster")
 
     @contextmanager
     def served(self) -> Iterator[RemoteStore]:

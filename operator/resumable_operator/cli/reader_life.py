@@ -140,7 +140,7 @@ class ReaderLife:
             elif wanted == "running":
                 return None
             elif loop.time() - listened > PROGRESS_SECONDS:
-                line = read_progress(await self._says(name))
+                line = _worth_showing(await self._says(name))
                 show(f"pod {name}: {line}" if line else f"pod {name} reads")
                 listened = loop.time()
             await asyncio.sleep(POLL_SECONDS)
@@ -179,6 +179,11 @@ class ReaderLife:
             return (await body.read()).decode(errors="replace")
 
 
+def _worth_showing(line: str) -> str:
+    """How far it is, or what it has trouble with."""
+    return line if line.startswith("warning: ") else read_progress(line)
+
+
 @contextmanager
 def _cancelled_by_sigterm() -> Iterator[None]:
     """As by Ctrl-C: so that the pod is deleted."""
@@ -202,13 +207,14 @@ def progress() -> Iterator[Show]:
 
         def show(text: str) -> None:
             nonlocal shown, at
-            if text == shown:
+            if text == shown or (
+                status is None and " of " in text and time.monotonic() - at < PASSING_SECONDS
+            ):
                 return
             if status is not None:
                 status.update(Text(text))
-            elif " of " not in text or time.monotonic() - at > PASSING_SECONDS:
+            else:
                 click.echo(text, err=True)
-                at = time.monotonic()
-            shown = text
+            shown, at = text, time.monotonic()
 
         yield show

@@ -212,8 +212,8 @@ EXPORTED: Raw = {
 class Pods:
     """An API that makes pods of which each has ended at once, with that answer."""
 
-    def __init__(self, answer: Any, code: int = 0) -> None:
-        self.text, self.code = json.dumps(answer, indent=2) if answer else "", code
+    def __init__(self, answer: Any, code: int = 0, said: str = "") -> None:
+        self.text, self.code = json.dumps(answer, indent=2) if answer else said, code
         self.made: list[Raw] = []
         self.deleted: list[str] = []
 
@@ -248,9 +248,9 @@ class Pods:
 def pods(cluster, rtj):
     """Call it with what a pod answers and a command line; the result and the pod."""
 
-    def call(answer: Any, *words: object, stored: Raw | None = None, code: int = 0) -> tuple[Any, Pods]:
-        session = cluster((stored or job(), []))
-        session.api = Pods(answer, code)
+    def call(answer: Any, *words: object, code: int = 0, said: str = "") -> tuple[Any, Pods]:
+        session = cluster((job(), []))
+        session.api = Pods(answer, code, said)
         return rtj("checkpoints", *words, "-n", "team", "--image", "op:1"), session.api
 
     return call
@@ -297,6 +297,13 @@ def test_a_pod_exports_to_a_claim(pods) -> None:
     assert made.command().endswith(" --json /checkpoints /target/hf")
     (container,) = made.made[0]["spec"]["containers"]
     assert {"name": "scratch", "mountPath": "/tmp"} in container["volumeMounts"]
+
+
+def test_errors_call_places_as_they_were_called_here(pods) -> None:
+    """Not by where the pod has them mounted."""
+    said = "Error: /target/hf is there already, and is not overwritten"
+    result, _ = pods(None, "export", "train", "claim://models/hf", code=2, said=said)
+    assert (result.exit_code, "claim://models/hf is there already" in result.output) == (2, True)
 
 
 def test_it_is_exported_by_the_image_that_trains(pods, cluster, rtj) -> None:

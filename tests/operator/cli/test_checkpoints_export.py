@@ -68,6 +68,7 @@ def test_safetensors_have_the_models_own_names_and_values(trained, rtj, tmp_path
     result = rtj("checkpoints", "export", root, out, "--module", "model")
     assert result.exit_code == 0, result.output
     assert [path.name for path in out.iterdir()] == ["model.safetensors"]
+    assert (out / "model.safetensors").stat().st_mode & 0o777 == out.stat().st_mode & 0o666
     assert same(loaded(out), dict(model.state_dict()))
     with safe_open(out / "model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}

@@ -91,6 +91,12 @@ def test_it_is_waited_for_and_listened_to() -> None:
     assert (api.there, api.deleted) == (False, 1)
 
 
+def test_trouble_is_shown_while_it_lasts() -> None:
+    """A server that is waited for, say; other words are not."""
+    assert run(Pods(RUNS, DONE, log="warning: slow"))[1][-1] == "pod p: warning: slow"
+    assert run(Pods(RUNS, DONE, log="hello"))[1][-1] == "pod p reads"
+
+
 @pytest.mark.parametrize(
     ("state", "words"),
     [

@@ -176,6 +176,7 @@ def _save_shard(content: dict[str, torch.Tensor], file: Path) -> None:
         save_file(content, file, metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(f"{file.name}: {error}") from error
+    file.chmod(file.parent.stat().st_mode & 0o666)  # safetensors makes it for its owner alone
 
 
 def _content(
