@@ -32,7 +32,7 @@ def suspend_command(job: str, wait: bool, place: Place) -> None:
     """Suspend a job in a cluster: it commits a checkpoint and gives its pods back.
 
     Sets spec.suspend. All ranks save the same step within the job's drainSeconds, then the pods end; nothing
-    is lost, and `resume` goes on from there.
+    is lost, or --wait and the condition Suspended say what. `resume` goes on from there.
     """
     _change(job, place, suspend=True, wait=wait)
 
@@ -115,7 +115,15 @@ async def await_suspended(session: Session, name: str, stored: Raw) -> None:
             click.echo(text, err=True)
             shown = text
     checkpoint = (stored["status"].get("checkpoint") or {}).get("step")
-    click.echo(f"job {name} is suspended" + ("" if checkpoint is None else f" at step {checkpoint}"))
+    at = "" if checkpoint is None else f" at step {checkpoint}"
+    click.echo(f"job {name} is suspended{at}{_not_kept(stored)}")
+
+
+def _not_kept(stored: Raw) -> str:
+    """What the condition says beyond that it is suspended: steps that are in no checkpoint, and why."""
+    messages = {each.get("type"): each.get("message") for each in stored["status"].get("conditions") or []}
+    _, separator, lost = (messages.get("Suspended") or "").partition("; ")
+    return separator + lost
 
 
 def is_suspended(stored: Raw) -> bool:

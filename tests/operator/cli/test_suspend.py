@@ -26,9 +26,12 @@ class Patching:
         return {**stored, "spec": {**stored["spec"], **body["spec"]}}
 
 
-def job(suspend: bool, phase: str = "Running", suspended: str = "", generation: int = 1) -> Raw:
+def job(
+    suspend: bool, phase: str = "Running", suspended: str = "", generation: int = 1, message: str = ""
+) -> Raw:
     """As stored; the operator has seen generation 1."""
-    conditions = (Condition(type="Suspended", status=suspended, reason="SpecSuspend"),) if suspended else ()
+    told = {"type": "Suspended", "status": suspended, "reason": "SpecSuspend", "message": message}
+    conditions = (Condition.model_validate(told),) if suspended else ()
     status = JobStatus(phase=phase, reason="because", conditions=conditions, observed_generation=1)
     stored = stored_job(status, suspend=suspend)
     stored["metadata"]["generation"] = generation
@@ -111,6 +114,17 @@ def test_waiting_ends_with_the_condition_of_this_spec(api, rtj) -> None:
     assert result.stdout.splitlines()[-1] == "job train is suspended"
     assert "get x: no answer; trying again" in result.stderr
     assert "Draining: because" in result.stderr
+
+
+def test_what_was_not_kept_is_told_by_who_waits(api, rtj) -> None:
+    """With the condition's words; a job whose drain has saved everything has none."""
+    lost = "steps 11 to 15 are in no checkpoint: the window was over"
+    api(job(False), job(True, "Suspended", "True", message=f"suspended by spec.suspend; {lost}"))
+    result = rtj("suspend", "train", "-n", "team", "--wait")
+    assert result.stdout.splitlines()[-1] == f"job train is suspended; {lost}"
+    api(job(False), job(True, "Suspended", "True", message="suspended by spec.suspend"))
+    result = rtj("suspend", "train", "-n", "team", "--wait")
+    assert result.stdout.splitlines()[-1] == "job train is suspended"
 
 
 @pytest.mark.parametrize(
