@@ -156,10 +156,10 @@ def test_one_waits_for_storage_that_hangs_and_says_so(
     async_job: AsyncJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, with the checkpoint and the place; a wait that has an end keeps to it; nothing is given up."""
-    monkeypatch.setattr(async_save, "_PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(async_save, "_WAIT_SECONDS", 0.01)
     engine = begun(async_job)
     assert durable(engine, 1).ok
+    monkeypatch.setattr(async_save, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(async_save, "_WAIT_SECONDS", 0.01)
     os.kill(writer_pid(engine), signal.SIGSTOP)
     save(engine, 2)
     engine.land(0.1)

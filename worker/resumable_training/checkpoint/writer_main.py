@@ -22,6 +22,7 @@ from typing import Any
 
 from resumable_training.checkpoint import cargo, marking
 from resumable_training.checkpoint.commit import claim, commit, discard
+from resumable_training.checkpoint.courtesy import give_way
 from resumable_training.checkpoint.errors import CheckpointError, Superseded
 from resumable_training.checkpoint.fence import Fence
 from resumable_training.checkpoint.keeper import WriterLink
@@ -92,6 +93,7 @@ class Writer:
         self._keeper = WriterLink.connect(self._rank)
         if self._keeper is not None:
             outlive_the_rank()
+        give_way()
         self._say(kind="ready")
 
     def _on_arena(self, message: Message) -> None:

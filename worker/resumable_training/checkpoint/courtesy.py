@@ -1,0 +1,29 @@
+"""The place that a writer takes beside the ranks: behind them wherever both want a core. No torch.
+
+What a writer takes from a rank, all ranks wait for at their next collective; and nobody waits for a writer
+while training goes on. So it works in the gaps that ranks leave. Where they leave none it still gets a tenth
+of a core from each rank that it shares one with, by its weight of 110 beside 1024: later, and never starved,
+as under SCHED_IDLE (3 beside 1024). Nor does it go ahead of a rank because it was just woken (SCHED_BATCH):
+the rank that has told it to begin goes on first.
+
+Nothing needs to be raised again when somebody does wait (a drain, the last save, a preemption), which without
+rights could not be done: the ranks stand still then, and weights count only among the processes of one
+container, or of one session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+NICE = 10
+
+
+def give_way() -> None:
+    """From now on, for this process and the threads that it starts. Where it is not allowed, all stays."""
+    with contextlib.suppress(OSError):
+        os.nice(NICE)
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
