@@ -2,9 +2,10 @@
 
 For DDP and FSDP2 at several world sizes, for a state of many tensors and for one that is mostly a single
 tensor, every way of ``checkpoint_ways`` in turn: how long the loop stands still (as a ratio to one copy of
-what a rank has to store), how much slower its steps are while a save is under way, how long until it is
-durable, bytes per rank, memory, and a restart. Ratios are to what the same rank measured right before each
-save, at the same time as all others. Building DCP's state dict is not counted against a save with DCP.
+what a rank has to store), how much slower its steps are while a save is under way, what both cost it
+together, how long until it is durable, bytes per rank, memory, and a restart. Ratios are to what the same
+rank measured right before each save, at the same time as all others. Building DCP's state dict is not
+counted against a save with DCP.
 A restart restores into a model and an optimizer that were just made. Memory is looked at during the first
 save and one more at the end, which count for nothing else, since looking takes time itself.
 The table has medians over ranks and saves from the second on; the JSON has every number.
@@ -28,13 +29,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import checkpoint_table
+
 _CONTEXT = multiprocessing.get_context("forkserver")
 _RESULTS = Path(__file__).parent / "results" / "checkpoint.json"
 _STEP_SECONDS = 0.02
 _SAMPLE_SECONDS = 0.02
 _HEARD_SECONDS = 0.2  # until the benchmark looks at memory, or no longer does
 MEASURED = ("floors", "stalls", "durable", "steps", "slow_steps")
-AIMS = {"stall": 1.15, "slow_down": 1.1, "bytes": 1.1, "memory_bytes": 64 << 20}
 
 
 def make_state(options: dict[str, Any]) -> Any:
@@ -297,6 +299,10 @@ def summary(options: dict[str, Any], ranks: list[dict[str, Any]], extra: int) ->
         for one in list(zip(*(rank[n] for n in MEASURED), strict=True))[1:]
     ]
     slow = [one["slow_step"] / one["step"] for one in later if one["slow_step"]]
+    lost = [
+        one["stall"] + (one["durable"] - one["stall"]) * (1 - one["step"] / (one["slow_step"] or one["step"]))
+        for one in later
+    ]
     return {
         **{key: options[key] for key in ("way", "wrap", "shape", "world_size", "megabytes")},
         "floor_ms": statistics.median(one["floor"] for one in later) * 1000,
@@ -304,6 +310,7 @@ def summary(options: dict[str, Any], ranks: list[dict[str, Any]], extra: int) ->
         "stall_ms": statistics.median(one["stall"] for one in later) * 1000,
         "stall": statistics.median(one["stall"] / one["floor"] for one in later),
         "slow_down": statistics.median(slow) if slow else None,
+        "lost_ms": statistics.median(lost) * 1000,
         "durable_ms": statistics.median(one["durable"] for one in later) * 1000,
         "written_most": max(rank["bytes"] for rank in ranks),
         "written": sum(rank["bytes"] for rank in ranks),
@@ -324,48 +331,6 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-_HEAD = (
-    f"{'':30}{'stall':>8}{'x copy':>8}{'first':>8}{'steps':>8}{'durable':>9}{'written':>9}{'read':>8}"
-    f"{'load':>8}{'memory':>8}{'loading':>8}\n{'':30}{'ms':>8}{'':>8}{'ms':>8}{'x':>8}{'ms':>9}"
-    f"{'MB most':>9}{'MB all':>8}{'ms':>8}{'MB':>8}{'MB':>8}"
-)
-
-
-def line(one: dict[str, Any]) -> str:
-    slow = f"{one['slow_down']:8.2f}" if one["slow_down"] else f"{'-':>8}"
-    return (
-        f"  {one['way']:28}{one['stall_ms']:8.1f}{one['stall']:8.2f}{one['first_stall_ms']:8.0f}{slow}"
-        f"{one['durable_ms']:9.0f}{one['written_most'] / 1e6:9.1f}{one['read'] / 1e6:8.0f}"
-        f"{one['load_ms']:8.0f}{one['extra_bytes'] / 1e6:8.0f}{one['load_peak'] / 1e6:8.0f}"
-    )
-
-
-def judge(results: list[dict[str, Any]]) -> list[str]:
-    """Where our own numbers miss an aim."""
-    missed = []
-    plain = {key(one): one for one in results if one["way"] == "dcp.save"}
-    for one in results:
-        if one["way"] != "resumable-training":
-            continue
-        where = f"{one['wrap']} x {one['world_size']}, {one['shape']}"
-        local = one["megabytes"] * (1 << 20) / one["world_size"]
-        told = {
-            "stall": one["stall"] / AIMS["stall"],
-            "slow-down": (one["slow_down"] or 1.0) / AIMS["slow_down"],
-            "bytes written": one["written_most"] / (AIMS["bytes"] * local),
-            "durable": one["durable_ms"] / plain[key(one)]["durable_ms"] if key(one) in plain else 0.0,
-            "bytes read": one["read"] / (AIMS["bytes"] * one["megabytes"] * (1 << 20)),
-            "memory": one["extra_bytes"] / (local + AIMS["memory_bytes"]),
-            "memory while loading": one["load_peak"] / (local + AIMS["memory_bytes"]),
-        }
-        missed += [f"{where}: {name} {value:.2f} x its aim" for name, value in told.items() if value > 1]
-    return missed
-
-
-def key(one: dict[str, Any]) -> tuple[str, str, int]:
-    return one["wrap"], one["shape"], one["world_size"]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--megabytes", type=int, default=96, help="of the state")
@@ -375,6 +340,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="*", default=["many", "fat"])
     parser.add_argument("--ways", nargs="*", help="names of ways; default: all")
     parser.add_argument("--where", default=None, help="directory for checkpoints")
+    parser.add_argument("--write-docs", action="store_true", help="put the table into docs/")
     chosen = parser.parse_args()
     _CONTEXT.set_forkserver_preload(["torch._dynamo", "torch.distributed.fsdp", "checkpoint_ways"])
     sys.path.insert(0, str(Path(__file__).parent))
@@ -384,18 +350,19 @@ def main() -> None:
     for wrap in chosen.wraps:
         for shape in chosen.shapes:
             for world_size in chosen.ranks:
-                print(f"{wrap}, {world_size} ranks, {chosen.megabytes} MB, {shape}\n{_HEAD}", flush=True)
+                setting = {"wrap": wrap, "shape": shape, "world_size": world_size}
+                setting |= {"megabytes": chosen.megabytes, "saves": chosen.saves, "where": chosen.where}
+                print(checkpoint_table.head(setting), flush=True)
                 for way in WAYS:
                     if chosen.ways and way.name not in chosen.ways:
                         continue
-                    setting = {"way": way.name, "wrap": wrap, "shape": shape, "world_size": world_size}
-                    setting |= {"megabytes": chosen.megabytes, "saves": chosen.saves, "where": chosen.where}
-                    results.append(measure(setting))
-                    print(line(results[-1]), flush=True)
+                    results.append(measure({**setting, "way": way.name}))
+                    print(checkpoint_table.line(results[-1]), flush=True)
     _RESULTS.parent.mkdir(exist_ok=True)
-    missed = judge(results)
+    missed = checkpoint_table.judge(results)
     _RESULTS.write_text(json.dumps({"results": results, "missed": missed}, indent=1) + "\n")
-    print("\n".join(["", *(missed or ["All aims are met."]), f"Written to {_RESULTS}"]))
+    written = [_RESULTS, *([checkpoint_table.write(results)] if chosen.write_docs else [])]
+    print("\n".join(["", *(missed or ["All aims are met."]), *(f"Written to {path}" for path in written)]))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,73 @@
+"""The page of measured saves takes new numbers between its two marks; aims that are missed are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import checkpoint_table
+import pytest
+
+MB = 1 << 20
+
+
+def result(way: str, **changed: Any) -> dict[str, Any]:
+    """A way that meets every aim, at two ranks."""
+    met = {
+        "way": way,
+        "wrap": "ddp",
+        "shape": "many",
+        "world_size": 2,
+        "megabytes": 96,
+        "stall_ms": 3.25,
+        "stall": 1.1,
+        "first_stall_ms": 90.0,
+        "slow_down": 1.05,
+        "lost_ms": 8.0,
+        "durable_ms": 80.0,
+        "written_most": 48 * MB,
+        "read": 96 * MB,
+        "load_ms": 70.0,
+        "extra_bytes": 50 * MB,
+        "load_peak": 20 * MB,
+    }
+    return {**met, **changed}
+
+
+PLAIN = result("dcp.save", slow_down=None, durable_ms=85.0)
+
+
+def test_new_numbers_replace_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice written it is as if once; each setting has one head; the rest of the page stays."""
+    page = tmp_path / "page.md"
+    page.write_text(checkpoint_table.PAGE.read_text())
+    monkeypatch.setattr(checkpoint_table, "PAGE", page)
+    results = [result(checkpoint_table.OURS), PLAIN]
+    checkpoint_table.write(results)
+    first = page.read_text()
+    assert first.count("ddp, 2 ranks, 96 MB, many") == 1
+    assert "3.2" in first
+    assert "All aims are met." in first
+    assert first.startswith("# What a save costs")
+    assert "## Reading it" in first
+    checkpoint_table.write(results)
+    assert page.read_text() == first
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, []),
+        ({"stall": 1.38}, ["stall 1.20 x"]),
+        ({"slow_down": 1.32}, ["slow-down 1.20 x"]),
+        ({"slow_down": None}, []),
+        ({"durable_ms": 170.0}, ["durable 2.00 x"]),
+        ({"written_most": 96 * MB}, ["bytes written 1.82 x"]),
+        ({"read": 192 * MB}, ["bytes read 1.82 x"]),
+        ({"extra_bytes": 224 * MB, "load_peak": 224 * MB}, ["memory 2.00 x", "memory while loading 2.00 x"]),
+    ],
+)
+def test_aims_that_are_missed_are_named(changed: dict[str, Any], said: list[str]) -> None:
+    """With the setting, and by how much; another way's numbers are only compared with."""
+    told = checkpoint_table.judge([result(checkpoint_table.OURS, **changed), PLAIN])
+    assert told == [f"ddp x 2, many: {one} its aim" for one in said]
