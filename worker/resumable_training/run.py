@@ -352,10 +352,10 @@ class Run:
             )
         session.saver.commit()
 
-    def _fail(self) -> None:
+    def _fail(self, code: int) -> None:
         """An error that nobody caught ends this process."""
         if self._session.saver is not None and not self._closed and os.getpid() == self._pid:
-            self._session.saver.fail()
+            self._session.saver.fail(code)
 
     def close(self) -> None:
         """Sign off; called at exit. After an unfinished loop it waits for nobody."""

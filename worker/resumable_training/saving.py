@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from resumable_training import rng, schedule, tracking
 from resumable_training.checkpoint.errors import StorageUnavailable
-from resumable_training.contract import env, rankwire
+from resumable_training.contract import env, exitcodes, rankwire
 from resumable_training.contract.assignment import CheckpointConfig
 from resumable_training.data.position import Data, check_fingerprint
 from resumable_training.recorder import Recorder
@@ -372,13 +372,16 @@ class Saver:
         """As ``close``, after a loop that was left early: other ranks may not be here."""
         self._engine.land(LEAVE_SECONDS)
 
-    def fail(self) -> None:
+    def fail(self, code: int) -> None:
         """This rank is about to end with an error: what it has copied is not to be lost with it.
 
         Under an agent its writer stores on, and nobody may wait; elsewhere the writer ends with this process.
+        There a lost peer's writer is gone, too, or the peer has waited itself.
         """
         if env.KEEPER in os.environ:
             self._engine.hand_over(_HAND_OVER_SECONDS)
+            return
+        if code == exitcodes.PEER_LOST:
             return
         if self._engine.busy:
             print(

@@ -27,7 +27,7 @@ _PEER_TEXT = re.compile(
 )
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LAST_SECONDS = 60.0
-_last_acts: list[Callable[[], None]] = []
+_last_acts: list[Callable[[int], None]] = []
 _TORCH_ERRORS = ("DistBackendError", "DistNetworkError", "DistStoreError", "DistError")
 
 
@@ -67,21 +67,22 @@ def end_at_once_on_error() -> None:
         except Exception:  # noqa: BLE001 - a broken hook of the script's must not hide the error
             traceback.print_exception(kind, error, trace)
         if os.getpid() == pid and not hasattr(sys, "ps1"):
-            _do_last_acts()
-            exit_now(exit_code_of(error))
+            code = exit_code_of(error)
+            _do_last_acts(code)
+            exit_now(code)
 
     sys.excepthook = hook
 
 
-def before_the_end(act: Callable[[], None]) -> None:
-    """Have this done when an uncaught error ends the process, after its traceback. It may take a while."""
+def before_the_end(act: Callable[[int], None]) -> None:
+    """Have this done, with the exit code, when an uncaught error ends the process; it may take a while."""
     _last_acts.append(act)
 
 
-def _do_last_acts() -> None:
+def _do_last_acts(code: int) -> None:
     """For a bounded time, and not when the user does not want to wait: a thread that hangs is left behind."""
     for act in _last_acts:
-        thread = threading.Thread(target=act, name="rt-end", daemon=True)
+        thread = threading.Thread(target=act, args=(code,), name="rt-end", daemon=True)
         with contextlib.suppress(KeyboardInterrupt):
             thread.start()
             thread.join(_LAST_SECONDS)
