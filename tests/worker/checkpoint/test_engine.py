@@ -158,18 +158,18 @@ def test_all_damaged_needs_the_users_word(job: Job) -> None:
 def test_cannot_tell_never_falls_back(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read error is retried, then ends the attempt as infrastructure; nothing is orphaned."""
     start(job, 1, 10, 20)
-    real = LocalStore.read
+    real = LocalStore.read_into
     tries = []
 
-    def broken(self: LocalStore, name: str, offset: int = 0, length: int | None = None) -> bytes:
+    def broken(self: LocalStore, name: str, offset: int, place: memoryview) -> int:
         if name == "step-00000020.1/__0_0.distcp":
             tries.append(name)
             raise StorageUnavailable("Input/output error")
-        return real(self, name, offset, length)
+        return real(self, name, offset, place)
 
     engine = job.engine(2)
     with monkeypatch.context() as patch:
-        patch.setattr(LocalStore, "read", broken)
+        patch.setattr(LocalStore, "read_into", broken)
         with pytest.raises(StorageUnavailable, match="Input/output") as caught:
             engine.restore(make_state())
     assert caught.value.exit_code == exitcodes.STORAGE

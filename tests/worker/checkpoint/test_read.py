@@ -100,16 +100,16 @@ def test_a_marker_of_another_torch(job: Job) -> None:
 def test_a_body_that_comes_short_is_read_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half an answer proves nothing."""
     start(job, 1, 10, 20)
-    real, cut = LocalStore.read, []
+    real, cut = LocalStore.read_into, []
 
-    def read(store: LocalStore, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        data = real(store, name, offset, length)
+    def read_into(store: LocalStore, name: str, offset: int, place: memoryview) -> int:
+        came = real(store, name, offset, place)
         if name.endswith(".distcp") and not cut:
             cut.append(name)
-            return data[:-1]
-        return data
+            return came - 1
+        return came
 
-    monkeypatch.setattr(LocalStore, "read", read)
+    monkeypatch.setattr(LocalStore, "read_into", read_into)
     report = job.engine(2).restore(make_state())
     assert report is not None
     assert (report.step, report.fallback) == (20, ())
@@ -161,16 +161,22 @@ def test_a_store_that_hangs_is_given_up(job: Job, monkeypatch: pytest.MonkeyPatc
     """A read that never ends: an error with the checkpoint's place, tried again, and the state untouched."""
     start(job, 1, 10)
     let_go = threading.Event()
-    real = LocalStore.read
+    real, real_into = LocalStore.read, LocalStore.read_into
 
     def read(store: LocalStore, name: str, offset: int = 0, length: int | None = None) -> bytes:
         if name.endswith(file):
             let_go.wait(60)
         return real(store, name, offset, length)
 
+    def read_into(store: LocalStore, name: str, offset: int, place: memoryview) -> int:
+        if name.endswith(file):
+            let_go.wait(60)
+        return real_into(store, name, offset, place)
+
     engine = job.engine(2)
     state = make_state(3.0)
     monkeypatch.setattr(LocalStore, "read", read)
+    monkeypatch.setattr(LocalStore, "read_into", read_into)
     monkeypatch.setattr(blocks, "SILENT_SECONDS", 0.05)
     try:
         with pytest.raises(StorageUnavailable, match=r"step-00000010\.1 has not answered a read for 0 s"):

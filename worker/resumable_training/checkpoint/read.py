@@ -87,7 +87,7 @@ class Reader:
         self._ranks = ranks
         self._sizes = np.array([place.length for place in blocks.places], dtype=np.int64)
         self._owners: Numbers = np.full(len(blocks), NOBODY, dtype=np.int64)
-        self._staged: dict[int, bytes | memoryview] = {}  # this rank's blocks, verified
+        self._staged: dict[int, memoryview] = {}  # this rank's blocks, verified
         self._shelves = Shelves()
         self._held = np.zeros(len(blocks), dtype=np.bool_)  # blocks that their owners have staged
         self._begins: dict[int, int] = {}
@@ -204,16 +204,13 @@ class Reader:
         if shelf is not None:
             self._make_room(shelf, new, elsewhere)
 
-        def read(number: int) -> tuple[bytes | memoryview, Verdict | None]:
+        def read(number: int) -> tuple[memoryview, Verdict | None]:
             place = self._blocks.places[number]
-            shelved = shelf.view(number, place.length) if shelf is not None and elsewhere[number] else None
-            if self._memory.holds(place):
-                where = memoryview(bytearray(place.length)) if shelved is None else shelved
-                if self._memory.fill(place, where):
-                    return where, None
-            if shelved is None:
-                return verify.read_block(self._store, self._name, place)
-            return shelved, verify.read_block_into(self._store, self._name, place, shelved)
+            shared = shelf is not None and elsewhere[number]
+            where = shelf.view(number, place.length) if shelf and shared else _room(place.length)
+            if self._memory.holds(place) and self._memory.fill(place, where):
+                return where, None
+            return where, verify.read_block_into(self._store, self._name, place, where)
 
         for number, (data, verdict) in in_parallel(read, new, f"{self._store.location}/{self._name}"):
             if verdict is None:
@@ -266,7 +263,7 @@ class Reader:
             raise StorageUnavailable(f"{item.file}: {len(data)} bytes came from {start} on")
         return data
 
-    def _cut(self, number: int, start: int, stop: int) -> bytes | memoryview:
+    def _cut(self, number: int, start: int, stop: int) -> memoryview:
         at = self._blocks.places[number].at
         return self._staged[number][max(0, start - at) : stop - at]
 
@@ -354,7 +351,12 @@ class Reader:
         return _tensor(self._staged[block])
 
 
-def _tensor(data: bytes | memoryview) -> torch.Tensor:
+def _room(length: int) -> memoryview:
+    """Memory for a block. NumPy asks for large pages: to touch small ones first costs more than to read."""
+    return np.empty(length, dtype=np.uint8).data
+
+
+def _tensor(data: memoryview) -> torch.Tensor:
     """Only to be read from."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
