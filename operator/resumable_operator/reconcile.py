@@ -2,13 +2,14 @@
 
 ``step`` is the whole operator in one function. Nothing here is remembered that could not be forgotten: a new
 ``Reconciler`` over the same cluster at any moment goes on where the old one stopped. What it holds in memory
-(when a status was last written, failures for the backoff) only saves work.
+(when a status is to be written, failures for the backoff) only saves work.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import zlib
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -53,6 +54,7 @@ logger = logging.getLogger(__name__)
 SHORTEST_WAIT_SECONDS = 0.01  # a wake-up in the past must not become a busy loop
 ANSWER_SECONDS = 0.25  # agents answer at once; one that first has to end ranks, or is gone, holds up nobody
 PROGRESS_SHARE = 1 / 6  # of the time until status is written anyway
+LEAST_SHARE = 0.25  # of that time, until the first write after one that had a reason
 
 Decide = Callable[[Observation, float], Plan]
 
@@ -107,7 +109,7 @@ class Reconciler:
         self._agents = agents
         self._clock = clock
         self._decide = decide
-        self._written_at: dict[str, float] = {}
+        self._write_due_at: dict[str, float] = {}  # of what may wait
         self._looked_at: dict[str, float] = {}  # start of the newest pass, on the loop's clock
         self._moving: set[str] = set()  # jobs whose ranks have done a step of the attempt that runs
         self._refusals: dict[str, Refusal] = {}
@@ -296,7 +298,8 @@ class Reconciler:
             return job, changed
         await self._settings.moment("write")
         stored = await self._cluster.write_status(job, plan.status)
-        self._written_at[job.key] = now
+        share = share_of_interval(job.key) if plan.must_write else 1.0
+        self._write_due_at[job.key] = now + share * self._settings.status_seconds
         folded = self._agents.consume(job.key, plan.status.cursors)
         if folded:
             self._settings.on_folded(stored, folded)
@@ -427,19 +430,25 @@ class Reconciler:
             self.queue.add(key)
 
     def _write_due(self, key: str) -> float:
-        return self._written_at.get(key, float("-inf")) + self._settings.status_seconds
+        return self._write_due_at.get(key, float("-inf"))
 
     async def _forget(self, key: str) -> None:
         await self._agents.forget(key)
         self.queue.forget(key)
         self._uids.pop(key, None)
-        self._written_at.pop(key, None)
+        self._write_due_at.pop(key, None)
         self._looked_at.pop(key, None)
         self._moving.discard(key)
         self._refusals.pop(key, None)
         self._others.pop(key, None)
         self._attempts.pop(key, None)
         self._checks.forget(key)
+
+
+def share_of_interval(key: str) -> float:
+    """After a write for a reason the next one for none comes sooner, by a share that differs from job to job:
+    what all jobs did together once, start or lose a zone, they would otherwise write together ever after."""
+    return LEAST_SHARE + (1.0 - LEAST_SHARE) * zlib.crc32(key.encode()) / 2**32
 
 
 def _first_leaf(error: BaseException) -> BaseException:

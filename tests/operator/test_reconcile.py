@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -28,6 +29,7 @@ from resumable_operator.errors import (
     SpecError,
 )
 from resumable_operator.model import AttemptStatus, JobStatus, MemberStatus
+from resumable_operator.reconcile import LEAST_SHARE, share_of_interval
 from resumable_training.contract import events
 from resumable_training.contract.assignment import Assignment, Request
 from resumable_training.contract.codec import to_plain
@@ -89,6 +91,34 @@ async def test_small_changes_wait(world: World) -> None:
     world.clock.time += 30.0
     await reconciler.step(KEY)
     assert world.cluster.done == ["write step 1", "write step 3"]
+
+
+async def test_first_small_change_waits_a_share(world: World) -> None:
+    """After a write for a reason, jobs differ in when they write what has none; later it is the interval."""
+    reconciler = world.reconciler(status_seconds=40.0)
+    world.plans = [plan(step=1, must_write=True), *(plan(step=step) for step in range(2, 6))]
+    await reconciler.step(KEY)
+    world.clock.time += 40.0 * share_of_interval(KEY) - 0.1
+    await reconciler.step(KEY)
+    assert world.cluster.done == ["write step 1"]
+    world.clock.time += 0.2
+    await reconciler.step(KEY)
+    world.clock.time += 39.9
+    await reconciler.step(KEY)
+    assert world.cluster.done[1:] == ["write step 3"]
+    world.clock.time += 0.2
+    await reconciler.step(KEY)
+    assert world.cluster.done[2:] == ["write step 5"]
+
+
+def test_jobs_write_at_different_times() -> None:
+    """What a thousand jobs did at once they write spread evenly, none later than the interval says."""
+    shares = [share_of_interval(f"team/gpt-{number:04d}") for number in range(1000)]
+    assert min(shares) >= LEAST_SHARE
+    assert max(shares) <= 1.0
+    width = (1.0 - LEAST_SHARE) / 10
+    counts = Counter(int((share - LEAST_SHARE) / width) for share in shares)
+    assert max(counts.values()) < 150
 
 
 async def test_unchanged_status_is_not_written(world: World) -> None:
@@ -348,7 +378,7 @@ async def test_progress_of_a_job_that_moves_waits_for_its_status(world: World) -
     world.agents._on_progress(KEY)
     eager = asyncio.create_task(reconciler.queue.get(news_only=True))
     assert await asyncio.wait_for(reconciler.queue.get(), 5) == KEY
-    assert loop.time() - began >= 0.4
+    assert loop.time() - began >= 0.9 * 0.5 * share_of_interval(KEY)
     assert not eager.done()
     eager.cancel()
     reconciler.queue.close()
