@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 from checkpoint_store import Store, flip_a_bit
 
+from resumable_operator.cli.checkpoints_reading import reading
+from resumable_operator.cli.place import Place
 from resumable_training.checkpoint.local import LocalStore
 from resumable_training.checkpoint.pins import read_pin_files
 from resumable_training.checkpoint.verify import verify_checkpoint
@@ -97,3 +101,13 @@ def test_a_store_that_is_read_only_here_is_read_all_the_same(made: Store, rtj, t
     result = rtj("checkpoints", "copy", made.root, tmp_path / "far")
     assert result.exit_code == 0, result.output
     assert "can't be pinned" in result.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_gives_the_pin_back(made: Store, number: int) -> None:
+    """Ctrl-C, and what a pod gets that is deleted; afterwards the signal means what it meant before."""
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), reading(str(made.root), None, Place(), "me"):
+        os.kill(os.getpid(), number if read_pin_files(LocalStore(made.root)) else 0)
+    assert read_pin_files(LocalStore(made.root)) == []
+    assert signal.getsignal(signal.SIGTERM) is before
