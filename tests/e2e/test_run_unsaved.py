@@ -24,6 +24,7 @@ def test_the_store_goes_away_before_ctrl_c(training: TrainingRun) -> None:
     away = training.store.with_name("unmounted")
     training.store.rename(away)
     training.signal(signal.SIGINT)
+    training.wait(lambda: bool(training.history("drain_requested")), "the drain to be asked for")
     training.let_go(here)
     stopped = training.finish(exitcodes.UNSAVED)
     assert stopped.phase == "Suspended"

@@ -16,7 +16,7 @@ def unsaved(status: JobStatus) -> str:
     knows.
     """
     attempt, made = status.attempt, status.checkpoint
-    if attempt.drain_cause is None or status.uses_library is not True:
+    if attempt.drain_cause is None or not attempt.restored or status.uses_library is not True:
         return ""
     kept, last = attempt.start_step, _ending(status)
     committed = last is not None and last.planned and last.committed

@@ -17,13 +17,18 @@ DRAIN = Interruption(attempt=2, cause="suspend", planned=True, message="spec.sus
 
 
 def stopped(
-    step: int = 15, made: tuple[int, float] | None = (10, 12.0), ending: Interruption = CRASH, **changes: Any
+    step: int = 15,
+    made: tuple[int, float] | None = (10, 12.0),
+    ending: Interruption = CRASH,
+    restored: bool = True,
+    **changes: Any,
 ) -> JobStatus:
     """Attempt 2 of a job went on from step 5 at 10.0 and drained; ``made``: step and time of a checkpoint."""
     attempt = AttemptStatus(
         number=2,
         reserved_at=10.0,
         start_step=5,
+        restored=restored,
         drain_cause="suspend",
         drain_reason="spec.suspend is set",
     )
@@ -51,8 +56,9 @@ def stopped(
         (stopped(7, made=None), "steps 6 to 7 are in no checkpoint: rank 0 exited with code 85"),
         (stopped(7, made=(40, 3.0)), "steps 6 to 7 are in no checkpoint: rank 0 exited with code 85"),
         (stopped(uses_library=False), ""),
+        (stopped(made=(15, 3.0), restored=False), ""),  # it had not begun: the step is of the one before
         (
-            stopped(attempt=AttemptStatus(number=2, reserved_at=10.0, start_step=5)),
+            stopped(attempt=AttemptStatus(number=2, reserved_at=10.0, start_step=5, restored=True)),
             "",
         ),  # it crashed before
     ],
@@ -66,6 +72,7 @@ def stopped(
         "none made",
         "rolled back",
         "opaque",
+        "not begun",
         "crash",
     ],
 )
@@ -96,3 +103,24 @@ def test_a_suspended_job_tells_what_it_lost(hangs: bool) -> None:
     assert told is not None
     lost = f" to {status.step} are in no checkpoint: the window of 1.0 s was over"
     assert (lost in told.message, lost in status.reason) == (hangs, hangs)
+
+
+def test_an_attempt_that_had_not_begun_lost_nothing() -> None:
+    """Suspended again while its ranks still load: the checkpoint of the one before has all that was done."""
+    world = World({"workers": {"replicas": 1}, "recovery": {"drainSeconds": 1.0}}, capacity=1, steps=100_000)
+    world.run(3.0)
+    world.change_spec(suspend=True)
+    world.run(3.0)
+    assert world.job.status.step > 0
+    world.change_spec(suspend=False)
+    for _ in range(20):  # its ranks come up, and no further
+        world.step()
+        for agent in world.agents.values():
+            agent.hung_since = world.now + 1000
+        world.tick()
+    assert (world.job.status.attempt.number, world.job.status.attempt.state) == (2, "running")
+    world.change_spec(suspend=True)
+    world.run(5.0)
+    status = world.job.status
+    assert (status.phase, status.attempt.restored) == ("Suspended", False)
+    assert unsaved(status) == ""
