@@ -33,6 +33,8 @@ NO_RIGHT = (
 class ExecChannel:
     """Use as a ``with`` block. One question at a time, from any thread.
 
+    Who is interrupted while it waits may ask again: an answer that nobody waits for is read to its end first.
+
     Args:
         api: whose address and credentials are used.
 
@@ -52,7 +54,7 @@ class ExecChannel:
         self._path = PODS.path(namespace, pod, "exec") + "?" + urlencode(query)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="exec", daemon=True)
-        self._asking = threading.Lock()
+        self._turn = asyncio.Lock()  # of a question, until its answer has come
         self._stack = AsyncExitStack()
         self._news = asyncio.Event()
         self._received = bytearray()
@@ -80,8 +82,7 @@ class ExecChannel:
         Raises:
             RetryableError: no answer came, and none will to any other question; says why.
         """
-        with self._asking:
-            return self._run(self._ask(question))
+        return self._run(self._ask(question))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -130,6 +131,12 @@ class ExecChannel:
         self._news.set()
 
     async def _ask(self, question: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        async with self._turn:
+            if self._ended:  # what may still come is no answer to this one
+                raise self._over()
+            return await self._answer(question)
+
+    async def _answer(self, question: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 line = json.dumps(question).encode() + b"\n"
@@ -145,7 +152,7 @@ class ExecChannel:
             self._ended = f"no answer for {ANSWER_SECONDS:.0f} s"
             raise self._over() from error
         except (aiohttp.ClientError, OSError) as error:
-            self._ended = self._ended or str(error)
+            self._ended = self._ended or str(error) or type(error).__name__
             raise self._over() from error
         except (ValueError, KeyError, TypeError) as error:
             self._ended = "the answer is not understood; its image may be of another version"

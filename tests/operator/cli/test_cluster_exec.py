@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import signal
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
+from agent_process import wait_until
 from aiohttp import WSMsgType, web
 from kubernetes.aio.client import Configuration
 
+from resumable_operator.cli import cluster_exec
 from resumable_operator.cli.cluster_exec import PROTOCOL, STATUS, STDERR, STDOUT, ExecChannel
 from resumable_operator.cluster.kube_api import KubeApi
 from resumable_operator.errors import ClusterRefused, RetryableError
@@ -53,6 +57,32 @@ async def api_server(pod: Pod | int) -> AsyncIterator[tuple[KubeApi, list[web.Re
 
 def _refusal(status: int) -> web.HTTPException:
     return {403: web.HTTPForbidden, 404: web.HTTPNotFound, 500: web.HTTPInternalServerError}[status]()
+
+
+@contextmanager
+def api_server_elsewhere(pod: Pod) -> Iterator[KubeApi]:
+    """The same in a thread of its own: signals arrive in the one that the test has then."""
+    loop, server = asyncio.new_event_loop(), api_server(pod)
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        api, _ = asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(30)
+        try:
+            yield api
+        finally:
+            asyncio.run_coroutine_threadsafe(server.__aexit__(None, None, None), loop).result(30)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Also where whoever started the tests has SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def channel(api: KubeApi) -> ExecChannel:
@@ -112,6 +142,53 @@ async def test_an_answer_that_is_none() -> None:
             opened.ask({})
 
     async with api_server(babble) as (api, _):
+        await asyncio.to_thread(talk)
+
+
+def test_an_interrupt_leaves_the_next_question_its_own_answer(interruptible: None) -> None:
+    """The rest of the answer that nobody waits for any more is no part of it."""
+    waiting, interrupted = threading.get_ident(), threading.Event()
+
+    async def in_two_parts(socket: web.WebSocketResponse, question: Raw) -> None:
+        data = bytes(range(256)) * 2
+        whole = json.dumps({**question, "bytes": len(data)}).encode() + b"\n" + data
+        await socket.send_bytes(bytes([STDOUT]) + whole[:-256])
+        if question["number"] == 1:
+            signal.pthread_kill(waiting, signal.SIGINT)
+            await asyncio.to_thread(interrupted.wait, 30)
+        await socket.send_bytes(bytes([STDOUT]) + whole[-256:])
+
+    with api_server_elsewhere(in_two_parts) as api, channel(api) as opened:
+        with pytest.raises(KeyboardInterrupt):
+            opened.ask({"number": 1})
+        interrupted.set()
+        assert opened.ask({"number": 2}) == ({"number": 2, "bytes": 512}, bytes(range(256)) * 2)
+
+
+async def test_an_answer_that_comes_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not taken for that to another question: after a silence nothing is asked any more."""
+    given_up = threading.Event()
+
+    async def late(socket: web.WebSocketResponse, question: Raw) -> None:
+        await asyncio.to_thread(given_up.wait, 30)
+        await socket.send_bytes(bytes([STDOUT]) + b'{"number": 1, "bytes": 0}\n')
+        await socket.send_bytes(bytes([STDERR]) + b"all is said\n")
+
+    def talk() -> None:
+        with channel(api) as opened:
+
+            def refusal(number: int) -> str:
+                with pytest.raises(RetryableError) as caught:
+                    opened.ask({"number": number})
+                return str(caught.value)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(cluster_exec, "ANSWER_SECONDS", 0.01)
+                assert "no answer for" in refusal(1)
+            given_up.set()
+            wait_until(lambda: "all is said" in refusal(2), "the end of the late answer")
+
+    async with api_server(late) as (api, _):
         await asyncio.to_thread(talk)
 
 
