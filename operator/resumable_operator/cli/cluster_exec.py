@@ -20,7 +20,7 @@ from resumable_operator.cluster.kube_errors import Call, NotFound
 from resumable_operator.errors import ClusterRefused, RetryableError
 
 T = TypeVar("T")
-PROTOCOL = "v5.channel.k8s.io"
+PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")  # 1.29 knows no v5; what is used here is in both
 STDIN, STDOUT, STDERR, STATUS = range(4)
 STDERR_KEPT = 4000
 ANSWER_SECONDS = 330.0  # a store may be silent for five minutes
@@ -91,7 +91,7 @@ class ExecChannel:
         call = Call("create", "pods/exec", self._pod)
         try:
             self._socket = await self._stack.enter_async_context(
-                self._api.websocket(call, self._path, PROTOCOL)
+                self._api.websocket(call, self._path, PROTOCOLS)
             )
         except ClusterRefused as error:
             raise ClusterRefused(error.reason, NO_RIGHT.format(self._namespace)) from error

@@ -13,7 +13,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -334,9 +334,12 @@ class KubeApi:
 
     @asynccontextmanager
     async def websocket(
-        self, call: Call, path: str, protocol: str
+        self, call: Call, path: str, protocols: Sequence[str]
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
         """A web socket, for a command in a pod. Not tried again.
+
+        Args:
+            protocols: offered; the server takes the first that it knows, and refuses when it knows none.
 
         Raises:
             NotFound, ClusterRefused: as for every call; the server's own words do not come through.
@@ -352,7 +355,7 @@ class KubeApi:
         try:
             socket = await self._rest.pool_manager.ws_connect(
                 self.configuration.host + path,
-                protocols=(protocol,),
+                protocols=protocols,
                 headers=headers,
                 heartbeat=HEARTBEAT_SECONDS,
                 max_msg_size=0,

@@ -6,17 +6,18 @@ import asyncio
 import json
 import signal
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
 from agent_process import wait_until
 from aiohttp import WSMsgType, web
+from aiohttp.hdrs import SEC_WEBSOCKET_PROTOCOL
 from kubernetes.aio.client import Configuration
 
 from resumable_operator.cli import cluster_exec
-from resumable_operator.cli.cluster_exec import PROTOCOL, STATUS, STDERR, STDOUT, ExecChannel
+from resumable_operator.cli.cluster_exec import PROTOCOLS, STATUS, STDERR, STDOUT, ExecChannel
 from resumable_operator.cluster.kube_api import KubeApi
 from resumable_operator.errors import ClusterRefused, RetryableError
 
@@ -25,15 +26,22 @@ Pod = Callable[[web.WebSocketResponse, Raw], Awaitable[None]]
 
 
 @asynccontextmanager
-async def api_server(pod: Pod | int) -> AsyncIterator[tuple[KubeApi, list[web.Request]]]:
-    """Its pods answer each question by ``pod``; a number: it refuses with that status."""
+async def api_server(
+    pod: Pod | int, known: Sequence[str] = PROTOCOLS
+) -> AsyncIterator[tuple[KubeApi, list[web.Request]]]:
+    """Its pods answer each question by ``pod``; a number: it refuses with that status.
+
+    Who offers none of the protocols that it knows is refused as the real one does it.
+    """
     seen: list[web.Request] = []
 
     async def execute(request: web.Request) -> web.StreamResponse:
         seen.append(request)
         if isinstance(pod, int):
             raise _refusal(pod)
-        socket = web.WebSocketResponse(protocols=(PROTOCOL,))
+        if not set(known) & {each.strip() for each in request.headers[SEC_WEBSOCKET_PROTOCOL].split(",")}:
+            raise _refusal(403)
+        socket = web.WebSocketResponse(protocols=known)
         await socket.prepare(request)
         async for message in socket:
             if message.type is WSMsgType.BINARY and not socket.closed:
@@ -110,6 +118,24 @@ async def test_questions_and_answers() -> None:
     (request,) = seen
     assert request.query.getall("command") == ["rtj", "checkpoints serve"]
     assert [request.query[name] for name in ("container", "stdin", "stdout")] == ["reader", "true", "true"]
+
+
+async def test_an_older_server_is_understood() -> None:
+    """One of Kubernetes 1.29 knows the fourth version of the protocol and not the fifth."""
+    chosen = []
+
+    async def empty(socket: web.WebSocketResponse, question: Raw) -> None:
+        chosen.append(socket.ws_protocol)
+        await socket.send_bytes(bytes([STDOUT]) + b'{"bytes": 0}\n')
+
+    def talk() -> None:
+        with channel(api) as opened:
+            assert opened.ask({}) == ({"bytes": 0}, b"")
+
+    for known in (("v4.channel.k8s.io",), PROTOCOLS):
+        async with api_server(empty, known) as (api, _):
+            await asyncio.to_thread(talk)
+    assert chosen == ["v4.channel.k8s.io", "v5.channel.k8s.io"]
 
 
 async def test_the_end_of_the_command_is_told() -> None:
