@@ -32,6 +32,11 @@ class ClaimPath:
     def in_pod(self) -> str:
         return f"{TARGET_DIRECTORY}/{self.path}".rstrip("/")
 
+    def named(self, text: str) -> str:
+        """What was said in the pod, with this place as it is called outside; part of other paths it is not."""
+        whole = rf"(?<![\w./-]){re.escape(self.in_pod)}(?![\w-]|\.+[\w-])"
+        return re.sub(whole, lambda _: str(self), text)
+
 
 @dataclass(frozen=True)
 class Bucket:

@@ -203,7 +203,7 @@ class ReaderStore:
 
         output = self._session.run(work())
         if isinstance(target, ClaimPath):  # as it was called here
-            output = replace(output, text=output.text.replace(target.in_pod, str(target)))
+            output = replace(output, text=target.named(output.text))
         return parsed(output, f"{self._title}, in the cluster")
 
     @contextmanager

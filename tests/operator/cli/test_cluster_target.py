@@ -43,6 +43,35 @@ def test_a_place_on_a_claim(text: str, claim: str, in_pod: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("place", "said", "told"),
+    [
+        ("claim://kept", "/target", "claim://kept"),
+        ("claim://kept", '"/target/gpt"', '"claim://kept/gpt"'),
+        (
+            "claim://kept",
+            "/checkpoints/target/gpt to /target/gpt",
+            "/checkpoints/target/gpt to claim://kept/gpt",
+        ),
+        ("claim://kept", "/target-2 /targets /target.old", "/target-2 /targets /target.old"),
+        ("claim://kept", "s3://b/target ./target ../target", "s3://b/target ./target ../target"),
+        ("claim://kept/a", "/target/a/step-1, /target/ab", "claim://kept/a/step-1, /target/ab"),
+        (
+            "claim://kept/a",
+            "no room on /target/a. /target/a: full",
+            "no room on claim://kept/a. claim://kept/a: full",
+        ),
+        ("claim://kept/a+(b)", "/target/a+(b)/x /target/aab", "claim://kept/a+(b)/x /target/aab"),
+        (r"claim://kept/\1", r"/target/\1", r"claim://kept/\1"),
+    ],
+)
+def test_a_place_as_it_is_called_outside(place: str, said: str, told: str) -> None:
+    """Wherever a path begins with it, and in no other path."""
+    found = claim_path(place)
+    assert found is not None
+    assert found.named(said) == told
+
+
+@pytest.mark.parametrize(
     "text", ["claim://", "claim:///a", "claim://Kept/a", "claim://kept/../x", "claim://k/."]
 )
 def test_no_place_on_a_claim(text: str) -> None:
