@@ -11,6 +11,7 @@ import torch.distributed as dist
 from rank_programs import begin, full_values, make_engine, save
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from resumable_training.checkpoint import CheckpointEngine, SaveReport, TrainingState, arena, async_save
@@ -196,3 +197,20 @@ def short_run(rank: int, world_size: int, group: Any, root: str) -> Any:
         durable.append(begin(engine, state, attempt, rank).durable)
         engine.close()
     return durable, said
+
+
+def part_of_a_mesh_run(rank: int, world_size: int, group: Any, root: str) -> Any:
+    """Tensor parallel by two in each of two replicas, whose parameters know nothing of the other one."""
+    mesh = dist.init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("dp", "tp"))["tp"]
+    whole = {
+        "sharded": torch.randn(64, 50, generator=torch.Generator().manual_seed(1)),
+        "same": torch.ones(9),
+    }
+    placed = {"sharded": [Shard(0)], "same": [Replicate()]}
+    parts = {name: nn.Parameter(distribute_tensor(whole[name], mesh, placed[name])) for name in whole}
+    state = TrainingState({"model": nn.ParameterDict(parts)})
+    engine = make_engine(root, rank, world_size, group)
+    engine.restore(state)
+    report = save(engine, state, 1, rank)
+    engine.close()
+    return report.ok, report.message, whole

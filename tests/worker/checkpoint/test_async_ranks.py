@@ -100,6 +100,19 @@ def test_what_only_some_ranks_have_is_stored_by_them(tmp_path: Path) -> None:
     assert template["model"]["own-1"].eq(1).all()
 
 
+def test_tensors_on_a_part_of_the_mesh_are_saved(tmp_path: Path) -> None:
+    """Both replicas store the same pieces: that is a whole, and plain DCP reads it."""
+    root = tmp_path / "store"
+    found = run_ranks(4, async_programs.part_of_a_mesh_run, tmp_path, str(root))
+    assert [(ok, message) for ok, message, _ in found] == [(True, "")] * 4
+    whole = found[0][2]
+    read = {"model": {name: torch.zeros_like(value) for name, value in whole.items()}}
+    dcp.load(read, checkpoint_id=root / "step-00000001.1", no_dist=True)
+    for name, value in whole.items():
+        assert torch.equal(read["model"][name], value)
+    assert verify.verify_checkpoint(LocalStore(root), "step-00000001.1").outcome == verify.OK
+
+
 @pytest.mark.parametrize(("elements", "user"), [(7, 1), (5000, 0)])
 def test_ranks_that_become_unlike_are_planned_for_anew(elements: int, user: int, tmp_path: Path) -> None:
     """State that one rank alone gets: the save that meets it commits nothing, the next one has it."""

@@ -130,3 +130,23 @@ def test_a_part_that_nobody_stored_is_named() -> None:
     part = marking.Written({"m.w": marking.Tensor("float32", (6,), ("m", "w"), (piece,))})
     with pytest.raises(marking.Unlike, match=r"m\.w: 2 of its 6 elements were stored, by rank 1"):
         marking.join([part])
+
+
+def stored_by(rank: int, *boxes: tuple[int, int]) -> marking.Written:
+    """Elements ``begin`` to ``end`` of six."""
+    file = f"__{rank}_0.distcp"
+    pieces = tuple(marking.Piece((begin,), (end - begin,), file, 0, 100) for begin, end in boxes)
+    return marking.Written({"m.w": marking.Tensor("float32", (6,), ("m", "w"), pieces)})
+
+
+def test_what_several_have_stored_alike_counts_once() -> None:
+    """The first one's; a part that is only nearly another's is not that, and fills no gap."""
+    halves = [stored_by(rank, (0, 3) if rank % 2 == 0 else (3, 6)) for rank in range(4)]
+    pieces = marking.join(halves).tensors["m.w"].pieces
+    assert [(piece.offsets, piece.file) for piece in pieces] == [
+        ((0,), "__0_0.distcp"),
+        ((3,), "__1_0.distcp"),
+    ]
+    for others in ([stored_by(1, (0, 3))], [stored_by(1, (2, 6))]):
+        with pytest.raises(marking.Unlike):
+            marking.join([stored_by(0, (0, 3)), *others])

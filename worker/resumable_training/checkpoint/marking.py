@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from resumable_training.checkpoint import opcodes
@@ -65,7 +65,9 @@ class Unlike(ValueError):
 
 
 def join(parts: Iterable[Written]) -> Written:
-    """Of all ranks, together.
+    """Of all ranks, together. A piece that several have stored alike counts once.
+
+    That is so with a tensor on a part of the job's mesh: each of the other part's groups has all of it.
 
     Raises:
         Unlike: two of them do not mean the same tensor, or a part of one is missing.
@@ -83,8 +85,16 @@ def join(parts: Iterable[Written]) -> Written:
             pieces = tensor.pieces if known is tensor else known.pieces + tensor.pieces
             all_.tensors[key] = Tensor(known.dtype, known.shape, known.path, pieces)
     for key, tensor in all_.tensors.items():
-        _require_whole(key, tensor)
+        all_.tensors[key] = replace(tensor, pieces=_distinct(tensor.pieces))
+        _require_whole(key, all_.tensors[key])
     return all_
+
+
+def _distinct(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+    first: dict[tuple[tuple[int, ...], tuple[int, ...]], Piece] = {}
+    for piece in pieces:
+        first.setdefault((piece.offsets, piece.sizes), piece)
+    return tuple(first.values())
 
 
 def _require_whole(key: str, tensor: Tensor) -> None:
