@@ -33,7 +33,7 @@ class ClaimPath:
         return f"{TARGET_DIRECTORY}/{self.path}".rstrip("/")
 
     def named(self, text: str) -> str:
-        """What was said in the pod, with this place as it is called outside; part of other paths it is not."""
+        """What was said in the pod, with this place as it is called outside where a path begins with it."""
         whole = rf"(?<![\w./-]){re.escape(self.in_pod)}(?![\w-]|\.+[\w-])"
         return re.sub(whole, lambda _: str(self), text)
 
