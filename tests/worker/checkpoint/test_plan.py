@@ -94,10 +94,27 @@ def test_what_not_all_ranks_have_alike_is_stored_whole_by_the_first() -> None:
     """Slices need the same tensor everywhere: another shape on one rank is another tensor."""
     assert agree_on([{"a": "f[3]"}] * 3, 7, 1) == Agreed(7)
     agreed = agree_on([{"a": "f[3]"}, {"a": "f[3]", "b": "f[2]"}], 0, 1)
-    assert agreed.holders == {"a": 0, "b": 1}
+    assert agreed.holders == {"b": 1}
+    assert agree_on([{"a": "f[3]"}, {"a": "f[4]"}], 0, 1).holders == {"a": 0}
     given = {"a": torch.zeros(5000), "b": torch.zeros(5000)}
     assert [item.key for item in plan_of({"a": given["a"]}, 0, 2, agreed).items] == ["a"]
-    assert [item.key for item in plan_of(given, 1, 2, agreed).items] == ["b"]
+    assert [(item.key, item.bytes) for item in plan_of(given, 1, 2, agreed).items] == [
+        ("a", 10_000),
+        ("b", 20_000),
+    ]
+
+
+def test_what_all_ranks_have_alike_is_shared_out_whatever_else_one_has() -> None:
+    """A small tensor of one rank's own makes no other rank store all of the rest."""
+    common = {str(key): torch.zeros(100_000) for key in range(8)}
+    given = [{**common, "lazy": torch.zeros(7)} if rank == 1 else common for rank in range(4)]
+    digests = [digest_of(tensors, {"m.buffer"}) for tensors in given]
+    plans = [plan_of(given[rank], rank, 4, agree_on(digests, 0, rank)) for rank in range(4)]
+    assert {plan.view for plan in plans} == {"as agreed"}
+    for key, tensor in given[1].items():
+        stored = sum(item.bytes for plan in plans for item in plan.items if item.key == key)
+        assert stored == tensor.nbytes
+    assert all(abs(plan.bytes - 800_000) < 8_000 for plan in plans)
 
 
 def test_plans_that_make_a_whole_have_the_same_view() -> None:

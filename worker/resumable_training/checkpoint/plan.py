@@ -38,7 +38,8 @@ class Unsupported(Exception):
 class Agreed:
     """What ranks have told each other before the first plan.
 
-    ``holders``: None when all ranks have the same replicated tensors; else who stores each, whole.
+    ``holders``: None when all ranks have the same replicated tensors; else who stores those, whole, that not
+    all have alike. The others are shared out as ever.
     ``own``: what this rank had then, as ``digest_of``; only beside ``holders``.
     ``rank_0_bytes``: of what only rank 0 gives.
     """
@@ -167,16 +168,16 @@ def _check(key: str, tensor: torch.Tensor) -> None:
 def _shares(
     alike: Mapping[str, torch.Tensor], rank: int, world_size: int, agreed: Agreed
 ) -> dict[str, slices.Part]:
-    if agreed.holders is not None:
-        holders = agreed.holders
-        mine = {key: tensor for key, tensor in alike.items() if holders.get(key, 0) == rank}
-        return {key: slices.Part(key, 0, tensor.numel()) for key, tensor in mine.items()}
+    holders = agreed.holders or {}
     described = [
         slices.Tensor(key, tuple(tensor.shape), tensor.dtype.itemsize)
         for key, tensor in sorted(alike.items())
+        if key not in holders
     ]
     loads = [agreed.rank_0_bytes] + [0] * (world_size - 1)
-    return {part.key: part for part in slices.share(described, rank, loads)}
+    shared = {part.key: part for part in slices.share(described, rank, loads)}
+    mine = [key for key, holder in holders.items() if holder == rank and key in alike]
+    return shared | {key: slices.Part(key, 0, alike[key].numel()) for key in mine}
 
 
 Pieces = list[tuple[Box, tuple[int, ...]]]  # box of the local tensor, and its place in the whole
@@ -223,9 +224,10 @@ def agree_on(digests: Sequence[Mapping[str, str]], rank_0_bytes: int, rank: int)
     """PURE: from all ranks' digests. A tensor that not all ranks have alike is stored whole by the first."""
     if all(digest == digests[0] for digest in digests):
         return Agreed(rank_0_bytes)
+    alike = {key for key, look in digests[0].items() if all(digest.get(key) == look for digest in digests)}
     holders: dict[str, int] = {}
     for holder, digest in enumerate(digests):
-        for key in digest:
+        for key in digest.keys() - alike:
             holders.setdefault(key, holder)
     return Agreed(rank_0_bytes, holders, digests[rank])
 
