@@ -84,6 +84,7 @@ class Saver:
         self._wanted = False  # a save was due while the one before was still in flight
         self._told: SaveReport | None = None  # the last one that was recorded
         self._anew = False  # it has shown that ranks hold other tensors than was planned for
+        self._was_anew = False  # the last save that began was planned anew
         self.last_step: int | None = None  # that is durable
         self.restored_world_size = 0
         self.restored: dict[str, Any] = {}
@@ -115,7 +116,7 @@ class Saver:
 
     def _meet(self) -> bool:
         """Whether to save now; rank 0 decides. One that can't be taken up yet is remembered, not piled up."""
-        due = self._wanted or self._anew or self._session.step >= self._next.save_at
+        due = self._wanted or self._worth_another or self._session.step >= self._next.save_at
         self._wanted = due and self._engine.busy
         if self._wanted and self._session.main:
             self._session.warn(
@@ -124,6 +125,15 @@ class Saver:
         go = self._announce(go=due and not self._wanted)
         self._wanted = self._wanted and not go
         return go
+
+    @property
+    def _worth_another(self) -> bool:
+        """Whether a save that is planned anew may do at once what the last one could not.
+
+        If that one was planned anew already, the next waits for its time: else each boundary had a save that
+        fails. It is planned anew, too, in case that ranks fit together by then.
+        """
+        return self._anew and not self._was_anew
 
     def _announce(self, *, go: bool) -> bool:
         """Agree on what rank 0 says: whether to save now, and what comes next."""
@@ -173,7 +183,7 @@ class Saver:
         if self.last_step != session.step:
             self._begin()
             report = self._await()
-            if self._anew:  # which the loop would do at its next boundary
+            if self._worth_another:  # which the loop would have at its next boundary
                 self._begin()
                 report = self._await()
             if report is not None and not report.ok:
@@ -199,7 +209,7 @@ class Saver:
             history=session.recorder.lines() if session.recorder else (),
             anew=self._anew,
         )
-        self._anew = False
+        self._was_anew, self._anew = self._anew, False
         if report.durable:
             self._record(report)
         session.clock.enter(before)

@@ -192,10 +192,30 @@ def test_the_last_save_is_planned_anew_within_itself(engine: Engine, in_flight: 
     assert engine.begun == ([2, 3] if in_flight else [3, 3])
 
 
-def test_ranks_that_stay_unlike_fail_the_last_save(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planned anew once; then the exit code has to tell."""
-    saver, session = started(engine, every_steps=9)
+@pytest.fixture
+def stays_unlike(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """However often it is planned anew."""
     monkeypatch.setattr(engine, "land", lambda land=engine.land: (engine.outcome.update(UNLIKE), land()))
+    return engine
+
+
+def test_ranks_that_stay_unlike_are_not_saved_at_each_step(stays_unlike: Engine) -> None:
+    """Once more soon, then when saves are due: planned anew each time, as they may fit together then."""
+    saver, session = started(stays_unlike, every_steps=5)
+    for _ in range(16):
+        session.step_once(saver)
+        if stays_unlike.busy:
+            stays_unlike.land()
+    first, soon, *due = stays_unlike.begun
+    assert (first, due) == (5, [10, 15])
+    assert first < soon < 10
+    assert stays_unlike.planned_anew == [soon, 10, 15]
+
+
+def test_ranks_that_stay_unlike_fail_the_last_save(stays_unlike: Engine) -> None:
+    """Planned anew once; then the exit code has to tell."""
+    engine = stays_unlike
+    saver, session = started(engine, every_steps=9)
     session.step_once(saver)
     with pytest.raises(StorageUnavailable, match="of step 1, failed: rank 1 holds others"):
         saver.commit()
