@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from kube_world import template
 from kubernetes.aio.client import Configuration
 
 from bed.api import path
@@ -383,7 +384,7 @@ async def test_real_api_server(control_plane: ControlPlane, namespace: str) -> N
     """Login by kubeconfig, and the errors of a real API server."""
     api = await KubeApi.login(control_plane.kubeconfig)
     try:
-        pod = {"metadata": {"name": "a"}, "spec": {"containers": [{"name": "a", "image": "b"}]}}
+        pod = {"metadata": {"name": "a"}, **template()}
         created = await api.create(PODS, pod, namespace)
         assert abs((api.server_time() or 0.0) - time.time()) < 10.0
         with pytest.raises(AlreadyExists):
