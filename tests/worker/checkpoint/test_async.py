@@ -30,10 +30,12 @@ from resumable_training.checkpoint import (
     verify,
     writer,
 )
+from resumable_training.checkpoint.async_save import AsynchronousSaver
 from resumable_training.checkpoint.errors import NotPlain, Superseded
 from resumable_training.checkpoint.listing import list_checkpoints, survey
 from resumable_training.checkpoint.local import LocalStore
 from resumable_training.checkpoint.moments import NOTE, WISH
+from resumable_training.checkpoint.snapshot import Snapshot
 
 SOURCES = Path(checkpoint.__file__).parent
 
@@ -296,6 +298,17 @@ def test_a_kind_of_tensor_that_comes_later_is_left_to_dcp(job: Job, monkeypatch:
     assert job.resume_points == ["step-00000003.1", "step-00000001.1"]
 
 
+def test_a_first_save_that_was_refused_is_no_agreement(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the script goes on: the next save finds out what there is, as the first one would have."""
+    engine = begun(job)
+    with pytest.raises(NotPlain, match="extras"):
+        engine.save(make_state(), step=1, samples=8, shared={"extras": object()}, per_rank={})
+    monkeypatch.setattr(plan, "DTYPES", frozenset())
+    report = save(engine, 2)
+    assert (report.ok, report.durable) == (True, True)
+    assert "model.weight is of type torch.float32" in job.warnings[0]
+
+
 @pytest.mark.parametrize(("limit", "room"), [("max", 4 << 20), ("3145728", (3 << 20) - 1000 + 300)])
 def test_free_memory_is_the_machines_or_the_containers(tmp_path: Path, limit: str, room: int) -> None:
     """The smaller of both; what the container only caches can be had."""
@@ -421,6 +434,27 @@ def test_signals_to_the_group_do_not_end_it(job: Job) -> None:
     assert writer_pid(engine) == pid
     engine.close()
     assert gone(pid)
+
+
+def lost(_snapshot: Snapshot) -> bool:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_copy_that_is_lost_with_its_gpu_is_not_waited_for(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an error on a GPU each question to it raises: a rank that ends with one just ends."""
+    engine = begun(job)
+    with monkeypatch.context() as patch:
+        patch.setattr(Snapshot, "copied", lambda self: False)
+        save(engine, 1)
+        patch.setattr(Snapshot, "copied", lost)
+        patch.setattr(AsynchronousSaver, "_hear", lambda self, seconds: pytest.fail("it waits"))
+        engine.hand_over(3600.0)
+        engine.land(3600.0)
+    report = engine.wait()  # no GPU was lost here
+    assert report is not None
+    assert report.ok
 
 
 RANK = """

@@ -168,8 +168,9 @@ class AsynchronousSaver:
 
     def _agree(self, task: SaveTask) -> None:
         """The first save, and one after ranks were found unlike: they tell each other what they have."""
-        again, self._agreed = self._agreed, True
+        again, self._agreed = self._agreed, False
         why = self._snapshot.agree(task.content)
+        self._agreed = True
         if again and self._ranks.rank == 0:
             now = self._snapshot.unlike or "they hold the same again"
             self._warn(f"ranks did not hold the tensors that saves were planned for: planned anew, {now}")
@@ -311,14 +312,17 @@ class AsynchronousSaver:
         """Wait for this rank's own part of what is in flight, without the other ranks."""
         deadline = time.monotonic() + seconds
         self.hand_over(seconds)
-        while self._flight is not None and time.monotonic() < deadline:
+        while self._flight is not None and self._flight.message is None and time.monotonic() < deadline:
             self._hear(_WAIT_SECONDS)
 
     def hand_over(self, seconds: float) -> None:
-        """Until the writer has what it needs to go on alone: GPUs may still copy, or hang."""
+        """Until the writer has what it needs to go on alone: GPUs may still copy, or hang, or be lost."""
         deadline = time.monotonic() + seconds
         while self._flight is not None and self._flight.message is not None:
-            self._send_when_copied()
+            try:
+                self._send_when_copied()
+            except RuntimeError:  # of torch: after an error on a GPU nothing that it was to copy is to be had
+                return
             if time.monotonic() >= deadline:
                 return
             time.sleep(_GPU_SECONDS)
