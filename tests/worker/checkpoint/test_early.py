@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resumable_training.checkpoint import early
@@ -55,6 +55,7 @@ def test_room_that_was_not_needed_is_given_back(tmp_path: Path) -> None:
     assert (tmp_path / "f").stat().st_blocks * 512 < 32 << 20
 
 
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.binary(max_size=3000), max_size=20), st.integers(1, 2000))
 def test_it_is_an_ordinary_stream(pieces: list[bytes], buffer: int) -> None:
     """Pieces of any size, through a buffer of any size."""
