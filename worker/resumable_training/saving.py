@@ -181,18 +181,21 @@ class Saver:
         session.clock.enter("checkpointing")
         self._await()
         if self.last_step != session.step:
-            self._begin()
-            report = self._await()
+            tried = [self._save_now()]
             if self._worth_another:  # which the loop would have at its next boundary
-                self._begin()
-                report = self._await()
-            if report is not None and not report.ok:
-                raise StorageUnavailable(
-                    f"the last checkpoint, of step {report.step}, failed: {report.message}"
-                )
+                tried.append(self._save_now())
+            if not tried[-1].ok:
+                why = "; planned anew: ".join(report.message for report in tried)
+                raise StorageUnavailable(f"the last checkpoint, of step {session.step}, failed: {why}")
             self._saved_at = time.monotonic()
             self._announce(go=False)
         session.clock.enter(before)
+
+    def _save_now(self) -> SaveReport:
+        self._begin()
+        report = self._await()
+        assert report is not None, "one has begun"
+        return report
 
     def _begin(self) -> None:
         """Take the state as it is now; a synchronous engine has it durable, too."""

@@ -156,7 +156,9 @@ class Lazy(nn.Module):
         self.lazy = nn.Parameter(torch.ones(elements))
 
 
-def lazy_run(rank: int, world_size: int, group: Any, root: str, elements: int, user: int) -> Any:
+def lazy_run(
+    rank: int, world_size: int, group: Any, root: str, elements: int, user: int, steps: tuple[int, ...]
+) -> Any:
     """After the first save rank ``user`` alone uses what none did before; (step, ok, message) of each save,
     what was said, and the values in the end. A save that asks for it is followed by one that plans anew."""
     said: list[str] = []
@@ -164,7 +166,7 @@ def lazy_run(rank: int, world_size: int, group: Any, root: str, elements: int, u
     engine = make_engine(root, rank, world_size, group, warn=said.append)
     engine.restore(state)
     found: list[SaveReport] = []
-    for number in (1, 2, 3, 4):
+    for number in steps:
         model, optimizer = state.modules["model"], state.optimizers["optimizer"]
         assert isinstance(model, Lazy)
         for parameter in (model.common, model.lazy) if number > 1 and rank == user else (model.common,):

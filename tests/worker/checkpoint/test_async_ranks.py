@@ -113,13 +113,22 @@ def test_tensors_on_a_part_of_the_mesh_are_saved(tmp_path: Path) -> None:
     assert verify.verify_checkpoint(LocalStore(root), "step-00000001.1").outcome == verify.OK
 
 
-@pytest.mark.parametrize(("elements", "user"), [(7, 1), (5000, 0)])
-def test_ranks_that_become_unlike_are_planned_for_anew(elements: int, user: int, tmp_path: Path) -> None:
-    """State that one rank alone gets: the save that meets it commits nothing, the next one has it."""
+@pytest.mark.parametrize(
+    ("elements", "user", "steps"), [(7, 1, (1, 2, 3, 4)), (5000, 0, (1, 2, 2, 4))], ids=["later", "same step"]
+)
+def test_ranks_that_become_unlike_are_planned_for_anew(
+    elements: int, user: int, steps: tuple[int, ...], tmp_path: Path
+) -> None:
+    """State that one rank alone gets: the save that meets it commits nothing, the next one has it.
+
+    Also one of the same step, as the last save of a run: nothing is left in its way.
+    """
     root = tmp_path / "store"
-    found = run_ranks(2, async_programs.lazy_run, tmp_path, str(root), elements, user)
+    found = run_ranks(2, async_programs.lazy_run, tmp_path, str(root), elements, user, steps)
     for reports, _, _ in found:
-        assert [(step, ok) for step, ok, _ in reports] == [(1, True), (2, False), (3, True), (4, True)]
+        assert [(step, ok) for step, ok, _ in reports] == list(
+            zip(steps, [True, False, True, True], strict=True)
+        )
         assert "rank 0 and rank 1 do not hold the tensors together" in reports[1][2]
     (told,) = [line for line in found[0][1] if "planned anew" in line]
     assert "optimizer.state.lazy.momentum_buffer is" in told

@@ -78,10 +78,15 @@ def commit(
     return len(document) + sum(entry.bytes for entry in whole.files.values()), note
 
 
-def discard(store: Store, name: str) -> None:
-    """What is left of a failed save is no checkpoint; if it can't be removed now, retention will."""
+def discard(store: Store, name: str) -> str:
+    """What is left of a failed save is no checkpoint; if it can't be removed now, retention will.
+
+    Returns what is to be added to the save's own error then, or "": a directory is never written twice, so
+    that the step can't be saved again under this record.
+    """
     try:
         store.delete(f"{name}/{MARKER_FILE}")  # there if its answer was lost: first, as in retention
         store.delete_tree(name)
-    except CheckpointError:
-        return
+    except CheckpointError as error:
+        return f"; {name} could not be removed, and stands in the way of another save of that step: {error}"
+    return ""

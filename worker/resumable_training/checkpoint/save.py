@@ -111,9 +111,8 @@ class SynchronousSaver:
         except Superseded:
             raise
         except (StorageUnavailable, StoreNotFound, StoreExists) as error:
-            if claimed:
-                self._ranks.first(lambda: discard(self._store, task.name))
-            report = replace(report, ok=False, message=str(error))
+            left = self._ranks.first(lambda: discard(self._store, task.name)) if claimed else ""
+            report = replace(report, ok=False, message=f"{error}{left}")
         elapsed = round((time.monotonic() - started) * 1000)
         self._last = self._ranks.first(lambda: replace(report, blocking_ms=elapsed, durable_ms=elapsed))
         if self._ranks.rank == 0:

@@ -23,7 +23,7 @@ class Sweeper:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._records: dict[int, Record] = {}  # they never change: read once
-        self._dead: set[str] = set()  # as last seen
+        self._dead: set[str] = set()  # as seen when the save before had failed, too
 
     def sweep(
         self,
@@ -36,11 +36,14 @@ class Sweeper:
         """Delete; why not everything could be deleted, or "".
 
         One that can't be deleted leaves no others behind: the disk would fill up.
-        ``short``: the save before has failed, perhaps for want of room: what older attempts were cut off in
-        goes, too, be it newer than all good ones. Not at the first look, as a marker may be seen late.
+        ``short``: this save has failed, perhaps for want of room. When the one before had, too, what older
+        attempts were cut off in goes as well, be it newer than all good ones. Not at the first of such looks,
+        as a marker may be seen late.
         """
         failures: list[str] = []
         lost = 0.0
+        if not short:
+            self._dead = set()
         try:
             for name in self._doomed(keep_last, keep_every_steps, in_flight, short):
                 began = time.monotonic()
@@ -69,7 +72,10 @@ class Sweeper:
         pinned = documents.read_pins(self._store, time.time())
         seen = survey(self._store, self._records)
         self._records = {seq: record for seq, record in seen.records.items() if record}
-        before, self._dead = self._dead, dead(seen.chain, seen.incomplete) - pinned
+        gone: set[str] = set()
+        if short:
+            before, self._dead = self._dead, dead(seen.chain, seen.incomplete) - pinned
+            gone = self._dead & before
         doomed = to_delete(
             seen.chain,
             seen.complete,
@@ -79,4 +85,4 @@ class Sweeper:
             pinned=pinned,
             in_flight=in_flight,
         )
-        return [*doomed, *sorted((self._dead & before) - set(doomed))] if short else doomed
+        return [*doomed, *sorted(gone - set(doomed))]

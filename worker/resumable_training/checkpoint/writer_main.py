@@ -121,8 +121,9 @@ class Writer:
             self._keeper.landed(message["name"], outcome)
         self._land(outcome)
         if self._rank == 0 and not self._is_orphan():  # else it would keep the next attempt waiting
-            short = not outcome["ok"]
-            note = self._sweeper.sweep(message["keep_last"], message["keep_every_steps"], short=short)
+            note = self._sweeper.sweep(
+                message["keep_last"], message["keep_every_steps"], short=_may_want_room(outcome)
+            )
             if note:
                 self._say(kind="warning", message=note)
         self._say(kind="idle")
@@ -179,9 +180,8 @@ class Writer:
         except Superseded as error:
             return {"ok": False, "superseded": True, "message": str(error)}
         except (CheckpointError, OSError, ValueError, RuntimeError) as error:
-            if claimed:
-                discard(self._store, message["name"])
-            return {"ok": False, "message": str(error), "unlike": isinstance(error, marking.Unlike)}
+            left = discard(self._store, message["name"]) if claimed else ""
+            return {"ok": False, "message": f"{error}{left}", "unlike": isinstance(error, marking.Unlike)}
 
     def _compare(self, told: list[Message]) -> None:
         """Who stores what follows from what all have: one who has something else leaves gaps in the others'.
@@ -215,7 +215,7 @@ class Writer:
             outcome = {"ok": committed, "bytes": 0, "message": message["why"], "at": time.monotonic()}
             if not committed:
                 outcome["unlike"] = message["unlike"]
-                discard(self._store, message["name"])
+                outcome["message"] += discard(self._store, message["name"])
         if self._host is not None:
             self._host.open(message["flight"])
             self._host.close(outcome)
@@ -274,6 +274,11 @@ class Writer:
             self._store.delete(f"{name}/{cargo.file_name(self._rank)}")
         except CheckpointError:
             return
+
+
+def _may_want_room(outcome: Message) -> bool:
+    """Whether a save has failed, and not for a reason that has nothing to do with the disk."""
+    return not (outcome["ok"] or outcome.get("unlike") or outcome.get("superseded"))
 
 
 def _plain(stored: cargo.Stored | None) -> Message:
