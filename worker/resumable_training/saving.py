@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -397,12 +398,13 @@ class Saver:
         if code == exitcodes.PEER_LOST:
             return
         if self._engine.busy:
-            print(
-                f"resumable_training: rank {self._session.launch.rank} ends when the checkpoint in flight is"
-                f" stored, in {LEAVE_SECONDS:.0f} s at the latest (Ctrl-C: at once)",
-                file=sys.stderr,
-                flush=True,
-            )
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it: no reason to lose the save
+                print(
+                    f"resumable_training: rank {self._session.launch.rank} ends when the checkpoint in flight"
+                    f" is stored, in {LEAVE_SECONDS:.0f} s at the latest (Ctrl-C: at once)",
+                    file=sys.stderr,
+                    flush=True,
+                )
         self._engine.land(LEAVE_SECONDS)
 
 

@@ -1,5 +1,8 @@
 """When saves begin and when they count, with an engine that stores in the background."""
 
+import contextlib
+import os
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +11,7 @@ import pytest
 
 from resumable_training.checkpoint.errors import StorageUnavailable
 from resumable_training.checkpoint.reports import SaveReport
-from resumable_training.contract import rankwire
+from resumable_training.contract import env, rankwire
 from resumable_training.contract.assignment import CheckpointConfig
 from resumable_training.saving import Saver
 
@@ -220,3 +223,23 @@ def test_ranks_that_stay_unlike_fail_the_last_save(stays_unlike: Engine) -> None
     with pytest.raises(StorageUnavailable, match="of step 1, failed: rank 1 holds others"):
         saver.commit()
     assert engine.begun == [1, 1]
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "broken pipe"])
+def test_an_error_that_nobody_reads_of_loses_no_save(
+    engine: Engine, closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank waits for what is in flight also where it can't say so."""
+    monkeypatch.delenv(env.KEEPER, raising=False)
+    saver, session = started(engine, every_steps=1)
+    session.step_once(saver)
+    monkeypatch.setattr(engine, "land", lambda seconds, land=engine.land: land())
+    reader, writer = os.pipe()
+    os.close(reader)
+    with contextlib.suppress(BrokenPipeError), open(writer, "w") as stderr:
+        if closed:
+            stderr.close()
+        monkeypatch.setattr(sys, "stderr", stderr)
+        saver.fail(1)
+    assert engine.last is not None
+    assert engine.last.step == 1
