@@ -79,6 +79,24 @@ def test_a_failing_rank_ends_at_once(before: str) -> None:
     assert "rank 3 is missing" in result.stderr
 
 
+WITH_AN_ACT = """
+from resumable_training.health.exits import before_the_end, end_at_once_on_error
+end_at_once_on_error()
+before_the_end(lambda code: print("done, with", code))
+raise {error}
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "out"), [("ValueError", 1, "done, with 1\n"), ("KeyboardInterrupt", 130, "")]
+)
+def test_what_is_done_before_the_end_is_not_done_at_ctrl_c(error: str, code: int, out: str) -> None:
+    """It may take half a minute, and whoever presses Ctrl-C does not want to wait."""
+    program = WITH_AN_ACT.format(error=error)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout) == (code, out)
+
+
 def test_the_users_error_shows_the_users_lines(tmp_path) -> None:
     """No frame of this library and no chain of causes stands between the script's line and the message."""
     (tmp_path / "mine.py").write_text(

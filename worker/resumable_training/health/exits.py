@@ -68,19 +68,23 @@ def end_at_once_on_error() -> None:
             traceback.print_exception(kind, error, trace)
         if os.getpid() == pid and not hasattr(sys, "ps1"):
             code = exit_code_of(error)
-            _do_last_acts(code)
+            if not isinstance(error, KeyboardInterrupt):
+                _do_last_acts(code)
             exit_now(code)
 
     sys.excepthook = hook
 
 
 def before_the_end(act: Callable[[int], None]) -> None:
-    """Have this done, with the exit code, when an uncaught error ends the process; it may take a while."""
+    """Have this done, with the exit code, when an uncaught error ends the process; it may take a while.
+
+    Not at Ctrl-C, which is somebody who does not want to wait.
+    """
     _last_acts.append(act)
 
 
 def _do_last_acts(code: int) -> None:
-    """For a bounded time, and not when the user does not want to wait: a thread that hangs is left behind."""
+    """For a bounded time, and until Ctrl-C: a thread that hangs is left behind."""
     for act in _last_acts:
         thread = threading.Thread(target=act, args=(code,), name="rt-end", daemon=True)
         with contextlib.suppress(KeyboardInterrupt):
