@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from resumable_training.checkpoint import meeting
 from resumable_training.checkpoint.courtesy import NICE
 from resumable_training.checkpoint.local import LocalStore
 from resumable_training.checkpoint.writer import WriterProcess
@@ -14,10 +15,11 @@ from resumable_training.checkpoint.writer import WriterProcess
 
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[WriterProcess]:
-    """One that has said that it is ready."""
-    process = WriterProcess()
-    here = {"rank": 0, "world_size": 1, "store": LocalStore(tmp_path).location}
-    process.send({"kind": "begin", **here, "secret": "", "host": "127.0.0.1", "port": 0, "listener": -1})
+    """Rank 0's of two, which has said that it is ready; it listens for the other's with a thread."""
+    listener = meeting.listen("127.0.0.1")
+    process = WriterProcess(listener.fileno())
+    here = {"rank": 0, "world_size": 2, "store": LocalStore(tmp_path).location, "secret": "x"}
+    process.send({"kind": "begin", **here, "host": "127.0.0.1", "port": 0, "listener": listener.fileno()})
     deadline = time.monotonic() + 60.0
     heard: list[str] = []
     while "ready" not in heard and time.monotonic() < deadline:
@@ -25,9 +27,16 @@ def writer(tmp_path: Path) -> Iterator[WriterProcess]:
     assert heard == ["ready"]
     yield process
     process.close()
+    listener.close()
 
 
 def test_a_writer_that_is_ready_gives_way(writer: WriterProcess) -> None:
-    """Ten steps behind its rank, and it does not go first because it was just woken; it is not idle."""
-    assert os.getpriority(os.PRIO_PROCESS, writer.pid) == min(os.getpriority(os.PRIO_PROCESS, 0) + NICE, 19)
-    assert os.sched_getscheduler(writer.pid) == os.SCHED_BATCH
+    """Ten steps behind its rank, and it does not go first because it was just woken; it is not idle.
+
+    With all of its threads.
+    """
+    threads = [int(path.name) for path in Path(f"/proc/{writer.pid}/task").iterdir()]
+    assert len(threads) > 1
+    behind = min(os.getpriority(os.PRIO_PROCESS, 0) + NICE, 19)
+    assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {behind}
+    assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_BATCH}

@@ -21,7 +21,10 @@ NICE = 10
 
 
 def give_way() -> None:
-    """From now on, for this process and the threads that it starts. Where it is not allowed, all stays."""
+    """From now on, for this thread and those that it starts; Linux knows no more of a process.
+
+    Where it is not allowed, all stays as it is.
+    """
     with contextlib.suppress(OSError):
         os.nice(NICE)
     if sys.platform == "linux":

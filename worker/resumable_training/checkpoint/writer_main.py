@@ -82,6 +82,7 @@ class Writer:
 
     def _on_begin(self, message: Message) -> None:
         """Once, first: who we are."""
+        give_way()  # before there are other threads, of the store and of the host
         self._rank: int = message["rank"]
         self._world_size: int = message["world_size"]
         self._store: Store = open_store(message["store"])
@@ -93,7 +94,6 @@ class Writer:
         self._keeper = WriterLink.connect(self._rank)
         if self._keeper is not None:
             outlive_the_rank()
-        give_way()
         self._say(kind="ready")
 
     def _on_arena(self, message: Message) -> None:
