@@ -317,14 +317,15 @@ def one_bad_reader_run(rank: int, world_size: int, group: Any, root: str) -> lis
     """One rank reads other bytes than all the others: its machine is at fault, not the checkpoint."""
     from resumable_training.checkpoint.local import LocalStore
 
-    real = LocalStore.read
+    real = LocalStore.read_into
 
-    def lie(self: LocalStore, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        data = real(self, name, offset, length)
-        return b"?" * len(data) if name.endswith(".distcp") else data
+    def lie(self: LocalStore, name: str, offset: int, place: memoryview) -> int:
+        came = real(self, name, offset, place)
+        place[:came] = b"?" * came
+        return came
 
     if rank == 1:
-        LocalStore.read = lie  # type: ignore[method-assign]
+        LocalStore.read_into = lie  # type: ignore[method-assign]
     state = make_state("ddp", 2, world_size)
     engine = make_engine(root, rank, world_size, group, attempt=2)
     return [error_of(lambda: engine.restore(state))]
