@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[2] / "docs" / "checkpoint-speed.md"
-BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
+from measured_page import DOCS, machine, replace_measured
+
+PAGE = DOCS / "checkpoint-speed.md"
 OURS = "resumable-training"
 AIMS = {"stall": 1.15, "slow_down": 1.1, "bytes": 1.1, "memory_bytes": 64 << 20}
 Result = dict[str, Any]
@@ -90,18 +88,13 @@ def key(one: Result) -> tuple[str, str, int]:
 
 
 def write(results: Sequence[Result]) -> Path:
-    """Replace what is between the two marks of the page; the page's path."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{section(results)}\n{END}{after}")
+    """Replace the measured part of the page; the page's path."""
+    replace_measured(PAGE, section(results))
     return PAGE
 
 
 def section(results: Sequence[Result]) -> str:
     """What was measured, in Markdown."""
-    machine = (
-        f"{os.cpu_count()} cores, CPU and gloo, torch {version('torch')}, Python {platform.python_version()}"
-    )
     lines: list[str] = []
     for number, one in enumerate(results):
         if number == 0 or key(one) != key(results[number - 1]):
@@ -109,4 +102,4 @@ def section(results: Sequence[Result]) -> str:
         lines.append(line(one))
     aims = "\n".join(judge(results)) or "All aims are met."
     table = "\n".join(lines)
-    return f"On {machine}.\n\n```\n{table}\n```\n\nAims that were missed:\n\n```\n{aims}\n```"
+    return f"On {machine()}.\n\n```\n{table}\n```\n\nAims that were missed:\n\n```\n{aims}\n```"
