@@ -132,7 +132,7 @@ def test_to_a_bucket(trained: Trained, s3: S3Server, s3_url: str) -> None:
     assert (refused.exit_code, "give --target-secret NAME" in refused.output) == (2, True)
     refused = trained.rtj("copy", s3_url, *OPERATOR, *keys)
     assert (refused.exit_code, 'secret "bucket-keys" not found; the Secret must' in refused.output) == (
-        6,
+        2,
         True,
     )
     secret = {"metadata": {"name": "bucket-keys"}, "stringData": s3.environment()}

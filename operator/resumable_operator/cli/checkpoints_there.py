@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from resumable_operator.cli.cluster_target import Bucket, ClaimPath
     from resumable_operator.cli.reader import ReaderStore
 
-_CLAIM = "claim://"
-
 
 def bucket_or_claim(target: str, pod: Pod) -> Bucket | ClaimPath | None:
     """The place in reach of the cluster's pods; None: it is one of this machine."""
@@ -29,7 +27,9 @@ def bucket_or_claim(target: str, pod: Pod) -> Bucket | ClaimPath | None:
 
 def require_here(target: str) -> None:
     """Raises UsageProblem for a claim, which nothing on this machine can write."""
-    if target.startswith(_CLAIM):
+    from resumable_operator.cli.cluster_target import CLAIM_SCHEME
+
+    if target.startswith(CLAIM_SCHEME):
         raise UsageProblem(f"{target} is a claim of a cluster: give a job there, and -n NAMESPACE")
 
 

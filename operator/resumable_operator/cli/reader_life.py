@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.text import Text
 
 from resumable_operator.cli.cluster_session import Session
+from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.progress import read_progress
-from resumable_operator.cli.reader_pod import CONTAINER, Standing, hint, standing
+from resumable_operator.cli.reader_pod import CONTAINER, Standing, hint, misnamed, standing
 from resumable_operator.cluster.kube_api import EVENTS, PODS
 from resumable_operator.cluster.kube_errors import Call, Raw
 from resumable_operator.errors import ClusterRefused, ResumableError, RetryableError
@@ -109,6 +110,7 @@ class ReaderLife:
         """Until it runs, or has ended: then its exit code.
 
         Raises:
+            UsageProblem: it can't start for want of a Secret, a claim or an image that is named wrong.
             RetryableError: it could not start, or was ended by something else; says by what.
         """
         loop = asyncio.get_running_loop()
@@ -147,7 +149,8 @@ class ReaderLife:
 
     def _failure(self, name: str, now: Standing) -> ResumableError:
         if now.kind == "hopeless":
-            return RetryableError(f"pod {name} can't start: {now.text}{hint(now.text)}")
+            kind = UsageProblem if misnamed(now.text) else RetryableError
+            return kind(f"pod {name} can't start: {now.text}{hint(now.text)}")
         if now.text == "DeadlineExceeded":
             return RetryableError(f"pod {name} was ended after {self._seconds} s; allow more by --time-limit")
         return RetryableError(

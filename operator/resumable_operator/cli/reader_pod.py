@@ -355,6 +355,16 @@ _HINTS = (
 )
 
 
+_MISNAMED = re.compile(
+    r'InvalidImageName|persistentvolumeclaim "[^"]*" not found|secret "[^"]*" not found|in Secret '
+)
+
+
+def misnamed(text: str) -> bool:
+    """Whether a pod can't start for what the command line or the job names, rather than for the cluster."""
+    return bool(_MISNAMED.search(text))
+
+
 def hint(text: str) -> str:
     """What to do about a pod that did not start, or was ended, with that reason; empty, or ``; ...``."""
     found = (told for pattern, told in _HINTS if pattern.search(text))

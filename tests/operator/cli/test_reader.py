@@ -16,6 +16,7 @@ from resumable_operator.cli.reader_pod import (
     CONTAINER,
     Needs,
     Standing,
+    misnamed,
     model_from,
     model_of,
     reader_pod,
@@ -284,6 +285,22 @@ BACK_OFF = {"reason": "ImagePullBackOff", "message": "no such image"}
 def test_what_its_state_means(pod: Raw, expected: Standing) -> None:
     """By its own container; what goes on by itself, what ended, and what never will."""
     assert standing(pod) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"Unschedulable: {NO_CLAIM}", True),
+        ('CreateContainerConfigError: secret "keys" not found', True),
+        ("CreateContainerConfigError: couldn't find key AWS_ACCESS_KEY_ID in Secret ns/keys", True),
+        ("InvalidImageName: Upper/Case", True),
+        ("ImagePullBackOff: no such image", False),
+        ("Unschedulable: 0/4 nodes are available: 4 Insufficient memory.", False),
+    ],
+)
+def test_what_is_named_wrong_is_told_from_trouble(text: str, expected: bool) -> None:
+    """A Secret or claim that is not there is the command line's fault; a registry's silence is not."""
+    assert misnamed(text) is expected
 
 
 # ---- its answer ----------------------------------------------------------------------------------------
