@@ -12,7 +12,6 @@ from resumable_training.checkpoint.documents import DamagedDocument, record_numb
 from resumable_training.checkpoint.errors import (
     StorageUnavailable,
     StoreExists,
-    StoreMisconfigured,
     StoreNotFound,
     StoreOwnership,
     Superseded,
@@ -117,19 +116,3 @@ def check_same(store: Store, expected: StoreIdentity) -> None:
         )
     if found.owner != expected.owner:
         raise Superseded(f"the store was adopted by job {found.owner}")
-
-
-def prove_create_only(store: Store, name: str) -> None:
-    """Show that a second create is refused; everything else rests on that.
-
-    Raises:
-        StoreMisconfigured: it is not.
-    """
-    store.create(name, b"first")
-    try:
-        store.create(name, b"second")
-    except StoreExists:
-        return
-    raise StoreMisconfigured(
-        f"{store.location}: a file could be created twice under one name. {store.advice.create_only}"
-    )

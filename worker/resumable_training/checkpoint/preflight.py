@@ -12,9 +12,13 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from resumable_training.checkpoint.errors import (
+    CheckpointError,
     CheckpointUserError,
     StorageRefused,
     StorageUnavailable,
@@ -34,7 +38,6 @@ from resumable_training.checkpoint.fitness import (
 from resumable_training.checkpoint.identity import (
     PROBES_DIRECTORY,
     claim,
-    prove_create_only,
     read_identity,
 )
 from resumable_training.checkpoint.local import LocalStore
@@ -67,27 +70,24 @@ def preflight(
         StoreOwnership: another job's store.
         StorageUnavailable: any of these, for a job that has saved here before: then it is a broken mount.
     """
-    ranks.gather(None)  # so that all read their clocks at about the same moment
-    looks = ranks.gather(_look(needs or Needs()))
-    failure: CheckpointUserError | None = None
-    identity: StoreIdentity | None = None
-    skews: list[float] = []
+    needs = needs or Needs()
     try:
-        identity, skews = _prove(store, config, owner, ranks)
+        identity, findings = _prove(store, config, owner, ranks, needs)
     except CheckpointUserError as error:
-        failure = error
-    found = ranks.first(lambda: judge(looks, _room(store, config), skews))
-    errors = [one for one in found if one.severity == ERROR]
-    if identity is None or errors:
-        _refuse(failure, errors, config)
-    assert identity is not None
-    warnings = [one for one in found if one.severity != ERROR]
-    if warnings and ranks.rank == 0:
-        warn(message(warnings))
+        looks = ranks.gather(_look(needs, time.time()))
+        _refuse(error, _errors(judge(looks, ranks.first(lambda: _room(store, config)), [])), config)
+    if _errors(findings):
+        _refuse(None, _errors(findings), config)
+    if findings and ranks.rank == 0:
+        warn(message(findings))
     return identity
 
 
-def _refuse(failure: CheckpointUserError | None, errors: list[Finding], config: CheckpointConfig) -> None:
+def _errors(findings: list[Finding]) -> list[Finding]:
+    return [one for one in findings if one.severity == ERROR]
+
+
+def _refuse(failure: CheckpointUserError | None, errors: list[Finding], config: CheckpointConfig) -> NoReturn:
     """Raises one error with all that is wrong."""
     kind = type(failure) if failure is not None else StoreMisconfigured
     first = [Finding(ERROR, str(failure))] if failure is not None else []
@@ -97,8 +97,8 @@ def _refuse(failure: CheckpointUserError | None, errors: list[Finding], config: 
     raise kind(text) from failure
 
 
-def _look(needs: Needs) -> Look:
-    return Look(socket.gethostname(), time.time(), _shm(), needs)
+def _look(needs: Needs, clock: float) -> Look:
+    return Look(socket.gethostname(), clock, _shm(), needs)
 
 
 def _shm() -> Shm | None:
@@ -126,23 +126,36 @@ def _free(store: Store) -> int | None:
     return told.f_bavail * told.f_frsize if told is not None and told.f_blocks else None
 
 
+@dataclass(frozen=True)
+class _Claimed:
+    """What rank 0 tells the others: the store, what this proof is called, and from where."""
+
+    identity: StoreIdentity
+    proof: str
+    host: str
+    room: Room
+
+
 def _prove(
-    store: Store, config: CheckpointConfig, owner: str, ranks: Ranks
-) -> tuple[StoreIdentity, list[float]]:
-    """The store's identity, and by rank how far the store's clock is ahead of its own."""
-    identity = ranks.first(lambda: _claim(store, config, owner))
-    round_name, host = ranks.first(lambda: (uuid.uuid4().hex, socket.gethostname()))
-    ranks.together(lambda: _await_store(store, identity, host))
-    probes = ranks.agree(lambda: _write_probe(store, round_name, ranks.rank))
-    written = time.time()
-    modified = ranks.together(lambda: _await_probes(store, probes, probes[ranks.rank]))
-    skews = ranks.gather(modified - written)
-    ranks.together(lambda: _prove_refusal(store, probes, ranks.rank))
-    ranks.together(lambda: store.delete(f"{PROBES_DIRECTORY}/{probes[ranks.rank]}"))
-    return identity, skews
+    store: Store, config: CheckpointConfig, owner: str, ranks: Ranks, needs: Needs
+) -> tuple[StoreIdentity, list[Finding]]:
+    """The store's identity, and what else is found. In three exchanges, since each waits for every rank."""
+    claimed = ranks.first(lambda: _claim(store, config, owner))
+    probes = ranks.agree(lambda: _leave_probe(store, claimed, ranks.rank))
+    clock = time.time()  # all read theirs at about the same moment
+
+    def seen() -> tuple[Look, float]:
+        return _look(needs, clock), _check_probes(store, claimed, [name for name, _ in probes], ranks.rank)
+
+    told = ranks.agree(seen)
+    own, _ = probes[ranks.rank]
+    with suppress(CheckpointError):  # a later attempt sweeps it
+        store.delete(f"{PROBES_DIRECTORY}/{own}")
+    skews = [modified - written for (_, modified), (_, written) in zip(told, probes, strict=True)]
+    return claimed.identity, judge([look for look, _ in told], claimed.room, skews)
 
 
-def _claim(store: Store, config: CheckpointConfig, owner: str) -> StoreIdentity:
+def _claim(store: Store, config: CheckpointConfig, owner: str) -> _Claimed:
     try:
         if not config.known_checkpoint:
             store.prepare_root()
@@ -150,12 +163,27 @@ def _claim(store: Store, config: CheckpointConfig, owner: str) -> StoreIdentity:
             store, owner, adopt=config.adopt, may_create=not config.known_checkpoint, now=time.time()
         )
         _sweep_probes(store)
-        name = f"{PROBES_DIRECTORY}/{uuid.uuid4().hex}"
-        prove_create_only(store, name)
-        store.delete(name)
     except StorageUnavailable as error:
         raise _judged(store, error) from error
-    return identity
+    return _Claimed(identity, uuid.uuid4().hex, socket.gethostname(), _room(store, config))
+
+
+def _leave_probe(store: Store, claimed: _Claimed, rank: int) -> tuple[str, float]:
+    """Its name, and when it was written, by this rank's clock."""
+    _await_store(store, claimed.identity, claimed.host)
+    name = f"{claimed.proof}-{rank:05d}"
+    try:
+        store.create(f"{PROBES_DIRECTORY}/{name}", socket.gethostname().encode())
+    except StorageUnavailable as error:
+        raise _judged(store, error) from error
+    return name, time.time()
+
+
+def _check_probes(store: Store, claimed: _Claimed, probes: list[str], rank: int) -> float:
+    """All are seen here, and none can be made twice; when its own was written, by the store's clock."""
+    modified = _await_probes(store, probes, claimed.host)[probes[rank]]
+    _prove_refusal(store, probes, rank)
+    return modified
 
 
 def _judged(store: Store, error: StorageUnavailable) -> Exception:
@@ -194,19 +222,10 @@ def _not_shared(store: Store, first_host: str, what: str) -> StoreMisconfigured:
     )
 
 
-def _write_probe(store: Store, round_name: str, rank: int) -> str:
-    name = f"{round_name}-{rank:05d}"
-    try:
-        store.create(f"{PROBES_DIRECTORY}/{name}", socket.gethostname().encode())
-    except StorageUnavailable as error:
-        raise _judged(store, error) from error
-    return name
-
-
-def _await_probes(store: Store, probes: Collection[str], own: str) -> float:
-    """When the store says that our own was written, in seconds of its clock."""
+def _await_probes(store: Store, probes: Collection[str], first_host: str) -> dict[str, float]:
+    """When the store says that each was written, in seconds of its clock."""
     missing = set(probes)
-    modified = {}
+    modified: dict[str, float] = {}
 
     def seen() -> bool:
         modified.update({entry.name: entry.modified for entry in store.entries(PROBES_DIRECTORY)})
@@ -215,21 +234,20 @@ def _await_probes(store: Store, probes: Collection[str], own: str) -> float:
 
     if not _wait_until(seen, store.visibility_seconds):
         ranks = ", ".join(str(int(name.rpartition("-")[2])) for name in sorted(missing)[:8])
-        first_host = socket.gethostname()
         raise _not_shared(store, first_host, f"{len(missing)} ranks' files are not seen here (rank {ranks})")
-    return float(modified[own])
+    return modified
 
 
 def _prove_refusal(store: Store, probes: list[str], rank: int) -> None:
-    """A create must be refused also when another machine made the file."""
+    """A create must be refused, also when another machine made the file; everything else rests on that."""
     other = probes[(rank + 1) % len(probes)]
     try:
         store.create(f"{PROBES_DIRECTORY}/{other}", b"")
     except StoreExists:
         return
     raise StoreMisconfigured(
-        f"{store.location}: this rank could create a file that another rank had made."
-        f" {store.advice.create_only}"
+        f"{store.location}: a file could be created twice under one name, by rank {rank} after another had"
+        f" made it. {store.advice.create_only}"
     )
 
 

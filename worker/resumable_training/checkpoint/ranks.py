@@ -6,10 +6,13 @@ is tried on every rank, the outcomes are exchanged, and then all go on or all ra
 
 from __future__ import annotations
 
+import pickle
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+import torch
 import torch.distributed as dist
 
 from resumable_training.checkpoint.errors import (
@@ -23,6 +26,9 @@ from resumable_training.checkpoint.errors import (
 
 T = TypeVar("T")
 _MOST_NAMED = 4
+_LENGTH = struct.Struct("<q")
+_FIRST_BYTES = 4096  # of a value, with its length, go in the first collective; only longer ones need a second
+_ROOM = _FIRST_BYTES - _LENGTH.size
 
 
 @dataclass(frozen=True)
@@ -43,12 +49,23 @@ class Ranks:
         self.world_size = world_size
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, on every rank."""
+        """Every rank's value, on every rank. One collective; two where any of them is long."""
         if self.group is None:
             return [value]
-        values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value, group=self.group)
-        return cast(list[T], values)
+        mine = pickle.dumps(value)
+        heads = self._all_gather(_LENGTH.pack(len(mine)) + mine[:_ROOM], _FIRST_BYTES)
+        lengths = [int(_LENGTH.unpack_from(head)[0]) for head in heads]
+        rest = max(lengths) - _ROOM
+        tails = self._all_gather(mine[_ROOM:], rest) if rest > 0 else [b""] * self.world_size
+        whole = [head[_LENGTH.size :] + tail for head, tail in zip(heads, tails, strict=True)]
+        return [cast(T, pickle.loads(one[:size])) for one, size in zip(whole, lengths, strict=True)]  # noqa: S301  from our own ranks
+
+    def _all_gather(self, mine: bytes, size: int) -> list[bytes]:
+        """``size`` bytes of every rank; what a rank does not have of them is filled up."""
+        table = torch.empty(self.world_size * size, dtype=torch.uint8)
+        dist.all_gather_into_tensor(table, _padded(mine, size), group=self.group)
+        told = table.numpy().tobytes()
+        return [told[at : at + size] for at in range(0, len(told), size)]
 
     def agree(self, work: Callable[[], T]) -> list[T]:
         """Do ``work`` on every rank; its results in the order of ranks.
@@ -81,12 +98,26 @@ class Ranks:
         if self.rank == 0:
             outcome, error = self._attempt(work)
         if self.group is not None:
-            box = [outcome]
-            dist.broadcast_object_list(box, src=dist.get_global_rank(self.group, 0), group=self.group)
-            outcome = box[0]
+            outcome = self._hand_out(outcome)
         if isinstance(outcome, _Failure):
             self._raise([outcome], error)
         return cast(T, outcome)
+
+    def _hand_out(self, value: Any) -> Any:
+        """Rank 0's value, on every rank; rank 0 keeps the one that it has."""
+        mine = pickle.dumps(value) if self.rank == 0 else b""
+        head = self._broadcast(_LENGTH.pack(len(mine)) + mine[:_ROOM], _FIRST_BYTES)
+        (length,) = _LENGTH.unpack_from(head)
+        tail = self._broadcast(mine[_ROOM:], length - _ROOM) if length > _ROOM else b""
+        if self.rank == 0:
+            return value
+        return pickle.loads((head[_LENGTH.size :] + tail)[:length])  # noqa: S301  from our own rank 0
+
+    def _broadcast(self, mine: bytes, size: int) -> bytes:
+        assert self.group is not None
+        told = _padded(mine, size)
+        dist.broadcast(told, src=dist.get_global_rank(self.group, 0), group=self.group)
+        return told.numpy().tobytes()
 
     def _attempt(self, work: Callable[[], T]) -> tuple[T | _Failure, Exception | None]:
         try:
@@ -99,6 +130,11 @@ class Ranks:
             raise own
         kind = min((BY_NAME.get(failure.kind, PeerFailed) for failure in failures), key=_gravity)
         raise kind(_text(failures, self.world_size)) from own
+
+
+def _padded(data: bytes, size: int) -> torch.Tensor:
+    """On the CPU, whatever the ranks train on: the group is gloo's."""
+    return torch.frombuffer(bytearray(data[:size].ljust(size, b"\0")), dtype=torch.uint8)
 
 
 def _gravity(kind: type[CheckpointError]) -> int:
