@@ -1,9 +1,11 @@
 """Status as the API server keeps it: readable, and always small. Pure.
 
-Names are camelCase and times RFC 3339, as everywhere in Kubernetes; what is None is left out. The whole is to
-stay far below what etcd takes (1.5 MiB), for it is written again and again and kept in every watcher's
-memory. So above ``PACK_ABOVE`` bytes the operator's book-keeping goes, compressed, into the one field
-``packed``; what people read stays where it is. Both forms are read.
+Names are camelCase and times RFC 3339, as everywhere in Kubernetes. What has its default is left out, but for
+what people look for: each field costs the API server time at every write (it is read, validated and compared
+one by one), and most fields of most jobs say nothing. The whole is to stay far below what etcd takes (1.5
+MiB), for it is written again and again and kept in every watcher's memory. So above ``PACK_ABOVE`` bytes the
+operator's book-keeping goes, compressed, into the one field ``packed``; what people read stays where it is.
+All forms are read.
 """
 
 from __future__ import annotations
@@ -17,12 +19,8 @@ from pydantic import ValidationError
 
 from resumable_operator.model import (
     STORED,
-    AttemptStatus,
-    BudgetStatus,
     Evidence,
     JobStatus,
-    LedgerStatus,
-    RecoveryStatus,
 )
 from resumable_operator.packing import packed, unpacked
 
@@ -50,12 +48,7 @@ _BOOK_KEEPING = (  # by path in the stored form
     ("interruptions",),
 )
 _NESTED = {path[0] for path in _BOOK_KEEPING if len(path) > 1}
-_UNTOUCHED = {
-    "attempt": AttemptStatus(),
-    "budgets": BudgetStatus(),
-    "ledger": LedgerStatus(),
-    "recovery": RecoveryStatus(),
-}
+_SHOWN = ("phase", "size", "step", "samples", "replicas")  # also when they are 0
 
 
 def to_stored(status: JobStatus) -> dict[str, Any]:
@@ -93,19 +86,27 @@ def from_stored(stored: Mapping[str, Any] | None) -> JobStatus:
 
 
 def _stored(status: JobStatus) -> dict[str, Any]:
-    full: dict[str, Any] = _clean(
-        status.model_dump(mode="json", by_alias=True, exclude_none=True, context=STORED)
-    )
-    for name, untouched in _UNTOUCHED.items():
-        if getattr(status, name) == untouched:
-            del full[name]
+    full = _dumped(status, STORED)
     if _bytes(full) <= PACK_ABOVE:
         return full
-    plain = _clean(status.model_dump(mode="json", by_alias=True, exclude_none=True))  # bare numbers: shorter
+    plain = _dumped(status)  # bare numbers: shorter
     hidden: dict[str, Any] = {}
     for path in _BOOK_KEEPING:
         _move(full, plain, hidden, path)
     return {**full, "packed": packed(hidden)}
+
+
+def _dumped(status: JobStatus, context: Any = None) -> dict[str, Any]:
+    """By name as in YAML, and without what says nothing."""
+    shown = {name: getattr(status, name) for name in _SHOWN}
+    conditions = [item.model_dump(mode="json", by_alias=True, context=context) for item in status.conditions]
+    told = status.model_dump(mode="json", by_alias=True, exclude_defaults=True, context=context)
+    if conditions:
+        told["conditions"] = conditions  # in the form that all of Kubernetes has
+    if "attempt" in told:
+        told["attempt"]["state"] = status.attempt.state
+    cleaned: dict[str, Any] = _clean({**shown, **told})
+    return cleaned
 
 
 def _move(full: dict[str, Any], plain: dict[str, Any], hidden: dict[str, Any], path: tuple[str, ...]) -> None:
@@ -113,8 +114,8 @@ def _move(full: dict[str, Any], plain: dict[str, Any], hidden: dict[str, Any], p
         if name not in full:
             return
         full, plain, hidden = full[name], plain[name], hidden.setdefault(name, {})
-    del full[path[-1]]
-    hidden[path[-1]] = plain[path[-1]]
+    if full.pop(path[-1], None) is not None:
+        hidden[path[-1]] = plain[path[-1]]
 
 
 def _merged(plain: dict[str, Any], hidden: dict[str, Any]) -> dict[str, Any]:

@@ -99,6 +99,15 @@ def test_status_is_typed_and_nothing_else() -> None:
             assert node["x-kubernetes-preserve-unknown-fields"] is True, path
 
 
+def test_parts_of_the_status_have_one_owner() -> None:
+    """The API server keeps no account of who wrote which of their fields; conditions are shared, as usual."""
+    parts = ROOT["properties"]["status"]["properties"]
+    assert {part.get("x-kubernetes-map-type") for part in parts.values() if part["type"] == "object"} == {
+        "atomic"
+    }
+    assert parts["conditions"]["x-kubernetes-list-type"] == "map"
+
+
 def test_every_rule_has_a_place_and_a_message() -> None:
     """Rules are found in the schema where they belong, and each says something of its own."""
     paths = {"": ROOT, **SPEC}

@@ -13,12 +13,22 @@ from hypothesis import strategies as st
 from statuses import NOW, any_status, large_status
 from world import World
 
-from resumable_operator.model import AttemptStatus, Condition, Evidence, Interruption, JobStatus
+from resumable_operator.model import (
+    AttemptStatus,
+    Condition,
+    Evidence,
+    Interruption,
+    JobStatus,
+    MemberStatus,
+)
 from resumable_operator.packing import packed, unpacked
 from resumable_operator.stored import LONGEST_TEXT, PACK_ABOVE, from_stored, to_stored
 from resumable_operator.times import LAST_SECOND, rfc3339, seconds_of
 
 SIZE_LIMIT = 64 * 1024
+MEMBER = MemberStatus(
+    worker="train-0-1", place=0, incarnation=1, address="10.0.0.1", agent_port=8470, first_rank=0, ranks=1
+)
 ENDING = Interruption(attempt=1, cause="crash", at=NOW)
 
 
@@ -78,6 +88,15 @@ def test_untouched_parts_are_left_out() -> None:
     stored = to_stored(JobStatus(phase="Pending"))
     assert not {"attempt", "budgets", "ledger", "checkpoint", "packed"} & stored.keys()
     assert "1970" not in json.dumps(stored)
+
+
+def test_what_says_nothing_is_left_out() -> None:
+    """Each field costs at every write; but what people look for is there, also when it is 0."""
+    stored = to_stored(JobStatus(attempt=AttemptStatus(number=1, members=(MEMBER,))))
+    assert stored.keys() == {"phase", "size", "step", "samples", "replicas", "attempt"}
+    assert (stored["phase"], stored["step"], stored["replicas"]) == ("Pending", 0, 0)
+    assert stored["attempt"].keys() == {"number", "members", "state"}
+    assert "node" not in stored["attempt"]["members"][0]
 
 
 # ---- size ------------------------------------------------------------------------------------------------

@@ -125,6 +125,9 @@ def _status() -> Schema:
     conditions = status["properties"]["conditions"]
     conditions |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     conditions["items"]["required"] = ["type"]
+    for part in status["properties"].values():
+        if part["type"] == "object":  # one writer: who owns which field in it need not be kept at each write
+            part["x-kubernetes-map-type"] = "atomic"
     status["properties"]["packed"] = {"description": _PACKED, "type": "string"}
     return status
 
