@@ -60,14 +60,14 @@ def test_places_in_the_arena_do_not_overlap() -> None:
 def test_a_plan_holds_as_long_as_nothing_changes_its_shape() -> None:
     """Other values of the same shapes fit; another key, order, shape or type does not."""
     plan = plan_of(tensors())
-    assert plan.fits(tensors())
+    assert plan.parts_of(tensors()) is not None
     for key, other in (
         ("m.tiny", torch.zeros(4)),
         ("m.tiny", torch.zeros(3, dtype=torch.float64)),
         ("m.new", torch.zeros(3)),
     ):
-        assert not plan.fits({**tensors(), key: other})
-    assert not plan.fits(dict(reversed(tensors().items())))
+        assert plan.parts_of({**tensors(), key: other}) is None
+    assert plan.parts_of(dict(reversed(tensors().items()))) is None
 
 
 class Special(torch.Tensor):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from resumable_training.checkpoint.frames import frame
 from resumable_training.checkpoint.marking import Blob, Path, Piece, Tensor, Written
@@ -37,8 +37,7 @@ class Item:
     bytes: int
 
 
-@dataclass(frozen=True)
-class Small:
+class Small(NamedTuple):
     """A value whose size changes from save to save: a pickle, or the bytes of a one-dimensional tensor."""
 
     key: str

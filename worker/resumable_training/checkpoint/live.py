@@ -10,8 +10,9 @@ kept in no such place (a module with a ``state_dict`` of its own) means that it 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
+from operator import attrgetter, is_, itemgetter, methodcaller
 from typing import Any
 
 import torch
@@ -24,6 +25,10 @@ from resumable_training.checkpoint.state import TrainingState
 
 Path = tuple[str | int, ...]
 Look = Callable[[], Any]  # raises KeyError when the place is gone
+
+_KEPT, _CHILDREN = attrgetter("_parameters", "_buffers"), attrgetter("_modules")
+_PARAMETERS = itemgetter("params")
+_KEYS, _VALUES = methodcaller("keys"), methodcaller("values")
 
 
 class Moved(Exception):
@@ -39,16 +44,109 @@ class Names(tuple[str, ...]):
         return self
 
 
-@dataclass(frozen=True)
-class _Shelf:
-    """Where several values lie side by side: names in what ``get`` returns."""
+def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Takes what lies at these positions of a sequence: in one step, however many they are."""
+    return itemgetter(*positions) if len(positions) > 1 else lambda row: [row[at] for at in positions]
 
-    get: Callable[[], Mapping[str, Any]]
-    names: list[str]
+
+def _same(some: Collection[Any], others: Collection[Any]) -> bool:
+    """Whether they are the very same objects, one by one; ``==`` would compare what tensors hold."""
+    return len(some) == len(others) and all(map(is_, some, others))
+
+
+class _Row:
+    """The values of several mappings side by side, for as long as these have the same keys."""
+
+    def __init__(self, mappings: Sequence[Mapping[Any, Any]]) -> None:
+        self._sizes = list(map(len, mappings))
+        self._keys = list(chain.from_iterable(map(_KEYS, mappings)))
+        self.begins = list(accumulate(self._sizes, initial=0))
+
+    def of(self, mappings: Sequence[Mapping[Any, Any]]) -> list[Any]:
+        """Raises Moved."""
+        if list(map(len, mappings)) != self._sizes:
+            raise Moved("something came or went")
+        if list(chain.from_iterable(map(_KEYS, mappings))) != self._keys:
+            raise Moved("something has another name")
+        return list(chain.from_iterable(map(_VALUES, mappings)))
+
+
+class _Modules:
+    """What all modules keep: parameters and buffers, in one row."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self._roots = dict(state.modules)
+        below = chain.from_iterable(module.modules() for module in state.modules.values())
+        self._parts = list(dict.fromkeys(below))  # each once, wherever it hangs
+        self._hung = _Row(list(map(_CHILDREN, self._parts)))
+        self._children = self._hung.of(list(map(_CHILDREN, self._parts)))
+        self._kept = _Row(list(chain.from_iterable(map(_KEPT, self._parts))))
+
+    def row(self, state: TrainingState) -> list[Any]:
+        """Raises Moved when there are other modules, or other names in them."""
+        if list(state.modules) != list(self._roots) or not _same(
+            state.modules.values(), self._roots.values()
+        ):
+            raise Moved("other modules are tracked")
+        if not _same(self._hung.of(list(map(_CHILDREN, self._parts))), self._children):
+            raise Moved("a module was replaced")
+        return self._kept.of(list(chain.from_iterable(map(_KEPT, self._parts))))
+
+    def places(self, state: TrainingState) -> Iterator[tuple[Path, int]]:
+        """Where in the row a state dict's value lies."""
+        begins = dict(zip(self._parts, self._kept.begins[::2], strict=False))  # two mappings of each
+        for name, module in state.modules.items():
+            for prefix, part in module.named_modules(remove_duplicate=False):
+                for at, attribute in enumerate(chain(part._parameters, part._buffers), begins[part]):
+                    key = f"{prefix}.{attribute}" if prefix else attribute
+                    yield (name, without_wrappers(key)), at
+
+
+class _Optimizer:
+    """What one optimizer keeps for each parameter, in one row. Parameters are known by their modules' row."""
+
+    def __init__(self, name: str, optimizer: Optimizer, modules: Sequence[Any]) -> None:
+        """Raises Moved when it has state of anything else."""
+        kept = list(optimizer.state.values())
+        known = {id(one): at for at, one in enumerate(modules)}
+        if not all(isinstance(one, Mapping) for one in kept) or not known.keys() >= {
+            *map(id, optimizer.state)
+        }:
+            raise Moved(f"state of {name}")
+        self._name = name
+        self.optimizer = optimizer
+        self._sizes = self._sizes_now()
+        self._grouped = picker([known[id(parameter)] for parameter in self._parameters()])
+        self._with_state = picker([known[id(parameter)] for parameter in optimizer.state])
+        self._kept = _Row(kept)
+
+    def _sizes_now(self) -> list[list[int]]:
+        groups = self.optimizer.param_groups
+        return [list(map(len, groups)), list(map(len, map(_PARAMETERS, groups)))]
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return list(chain.from_iterable(map(_PARAMETERS, self.optimizer.param_groups)))
+
+    def row(self, modules: Sequence[Any]) -> list[Any]:
+        """Raises Moved when it works on other parameters, or has something else of them."""
+        state = self.optimizer.state
+        if self._sizes_now() != self._sizes or not _same(self._parameters(), self._grouped(modules)):
+            raise Moved("an optimizer has other parameters")
+        if not _same(state, self._with_state(modules)):
+            raise Moved("an optimizer has state of other parameters")
+        return self._kept.of(list(state.values()))
+
+    def places(self, owner: nn.Module) -> Iterator[tuple[Path, int]]:
+        """Where in the row a state dict's value lies."""
+        begins = dict(zip(self.optimizer.state, self._kept.begins, strict=False))
+        for key, parameter in owner.named_parameters(remove_duplicate=False):
+            if parameter in begins:
+                here = enumerate(self.optimizer.state[parameter], begins[parameter])
+                yield from (((self._name, "state", without_wrappers(key), kept), at) for at, kept in here)
 
 
 class Finder:
-    """The places of one state dict's values."""
+    """The places of one state dict's values: ``keys``, in its order."""
 
     def __init__(self, state: TrainingState, values: Mapping[str, Any], paths: Mapping[str, Path]) -> None:
         """``values`` and ``paths``: the flattened state dict of modules and optimizers.
@@ -56,76 +154,48 @@ class Finder:
         Raises:
             Moved: a value is in no known place.
         """
-        self._shelves: list[_Shelf] = []
-        self._looks: list[Look] = []
-        kept: list[str] = []
-        by_path = {paths[key]: key for key in values}
-        for get, places in _places(state):
-            here = {by_path.pop(path): name for path, name in places if path in by_path}
-            if here:
-                kept += here
-                self._shelves.append(_Shelf(get, list(here.values())))
-        alone = [key for key in values if key not in set(kept)]
-        for key in alone:
-            look = _group_place(state, paths[key], values[key])
-            if look is None:
-                raise Moved(key)
-            self._looks.append(look)
-        self.keys = kept + alone
+        self.keys = list(values)
         self._state = state
-        self._shape = _shape(state)
+        self._modules = _Modules(state)
+        row = self._modules.row(state)
+        places = dict(self._modules.places(state))
+        self._optimizers = {
+            name: _Optimizer(name, optimizer, row) for name, optimizer in state.optimizers.items()
+        }
+        length, modules = len(row), row
+        for name, optimizer in self._optimizers.items():
+            places |= {path: length + at for path, at in optimizer.places(state.owner_of(name))}
+            length += len(optimizer.row(modules))
+        self._looks: list[Look] = []
+        for key in self.keys:
+            if paths[key] not in places:
+                look = _group_place(state, paths[key], values[key])
+                if look is None:
+                    raise Moved(key)
+                places[paths[key]] = length + len(self._looks)
+                self._looks.append(look)
+        self._pick = picker([places[paths[key]] for key in self.keys])
         for key, value in zip(self.keys, self.find(state), strict=True):
-            if not _same(value, values[key]):
+            if not _alike(value, values[key]):
                 raise Moved(key)
 
-    def find(self, state: TrainingState) -> list[Any]:
+    def find(self, state: TrainingState) -> Sequence[Any]:
         """The live values, in the order of ``keys``. Raises Moved."""
         try:
-            if state is not self._state or _shape(state) != self._shape:
-                raise Moved("what is tracked is something else, or has another shape")
-            found: list[Any] = []
-            for shelf in self._shelves:
-                here = shelf.get()
-                found += [here[name] for name in shelf.names]
-            return found + [look() for look in self._looks]
-        except (KeyError, IndexError, AttributeError) as error:
+            return self._pick(self._row(state))
+        except (KeyError, IndexError, AttributeError, TypeError) as error:
             raise Moved(str(error)) from error
 
-
-Places = tuple[Callable[[], Mapping[str, Any]], list[tuple[Path, str]]]  # a dict, and what lies in it
-
-
-def _places(state: TrainingState) -> Iterator[Places]:
-    for name, module in state.modules.items():
-        yield from _module_places(name, module)
-    for name, optimizer in state.optimizers.items():
-        yield from _optimizer_places(name, optimizer, state.owner_of(name))
-
-
-def _module_places(name: str, module: nn.Module) -> Iterator[Places]:
-    for prefix, part in module.named_modules(remove_duplicate=False):
-        for kept in (part._parameters, part._buffers):
-            keys = {attribute: f"{prefix}.{attribute}" if prefix else attribute for attribute in kept}
-            yield (
-                _always(kept),
-                [((name, without_wrappers(key)), attribute) for attribute, key in keys.items()],
-            )
-
-
-def _always(kept: Mapping[str, Any]) -> Callable[[], Mapping[str, Any]]:
-    return lambda: kept
-
-
-def _optimizer_places(name: str, optimizer: Optimizer, owner: nn.Module) -> Iterator[Places]:
-    for key, parameter in owner.named_parameters(remove_duplicate=False):
-        path = (name, "state", without_wrappers(key))
-        here = optimizer.state.get(parameter, {})
-        yield _state_of(optimizer, parameter), [((*path, attribute), attribute) for attribute in here]
-
-
-def _state_of(optimizer: Optimizer, parameter: torch.Tensor) -> Callable[[], Mapping[str, Any]]:
-    # The dict itself may be replaced, and asking it for a missing key would add that.
-    return lambda: optimizer.state.get(parameter, {})
+    def _row(self, state: TrainingState) -> list[Any]:
+        """Everything, in the order of its places."""
+        known = self._optimizers
+        if state is not self._state or list(state.optimizers) != list(known):
+            raise Moved("what is tracked is something else")
+        if not _same(state.optimizers.values(), [one.optimizer for one in known.values()]):
+            raise Moved("an optimizer was replaced")
+        modules = self._modules.row(state)
+        rows = [optimizer.row(modules) for optimizer in known.values()]
+        return [*modules, *chain.from_iterable(rows), *(look() for look in self._looks)]
 
 
 def _group_place(state: TrainingState, path: Path, value: Any) -> Look | None:
@@ -147,7 +217,7 @@ def _group_place(state: TrainingState, path: Path, value: Any) -> Look | None:
     return look
 
 
-def _same(live: Any, value: Any) -> bool:
+def _alike(live: Any, value: Any) -> bool:
     """Whether a state dict's value is the live one, or a plain one that equals it."""
     if isinstance(value, torch.Tensor):
         if not isinstance(live, torch.Tensor) or isinstance(live, DTensor) != isinstance(value, DTensor):
@@ -164,17 +234,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def _shape(state: TrainingState) -> list[Any]:
-    """What must stay for the places to hold: which modules, parameters, groups and states there are."""
-    found: list[Any] = []
-    for module in state.modules.values():
-        for part in module.modules():
-            found += (id(part), len(part._parameters), len(part._buffers))
-    for optimizer in state.optimizers.values():
-        for group in optimizer.param_groups:
-            found += (len(group), *map(id, group["params"]))
-        found += map(len, optimizer.state.values())
-    return found
+_SIMPLE = frozenset({bool, int, float, str, type(None), Names})
 
 
 class Kept:
@@ -183,9 +243,16 @@ class Kept:
     def __init__(self, pickled: Callable[[Any], bytes]) -> None:
         self._pickled = pickled
         self._known: dict[str, tuple[Any, bytes]] = {}
+        self._last: tuple[list[str], list[Any], list[type]] = [], [], []
+        self._pickles: list[bytes] = []  # of the last ones
 
-    def bytes_of(self, keys: Sequence[str], values: Sequence[Any]) -> list[bytes]:
-        return [self._one(key, value) for key, value in zip(keys, values, strict=True)]
+    def bytes_of(self, values: Mapping[str, Any]) -> list[bytes]:
+        """In their order."""
+        now = list(values), list(values.values()), list(map(type, values.values()))
+        if now != self._last:
+            self._pickles = [self._one(key, value) for key, value in values.items()]
+            self._last = now if _SIMPLE.issuperset(now[2]) else ([], [], [])  # nothing that may change inside
+        return self._pickles
 
     def _one(self, key: str, value: Any) -> bytes:
         known = self._known.get(key)

@@ -16,18 +16,21 @@ from operator import attrgetter
 import torch
 import xxhash
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from resumable_training.checkpoint import slices
 from resumable_training.checkpoint.boxes import Box
 from resumable_training.checkpoint.cargo import Item
 from resumable_training.checkpoint.frames import DTYPES
-from resumable_training.checkpoint.live import local
+from resumable_training.checkpoint.live import local, picker
 from resumable_training.checkpoint.marking import Path
 
 ALIGNMENT = 64
 _MOST_NAMED = 3
 _SHAPE_OF, _DTYPE_OF = attrgetter("shape"), attrgetter("dtype")
+_LOCAL_OF, _SPEC_OF = attrgetter("_local_tensor"), attrgetter("_spec")
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})  # kinds that hold what they look like
 
 
 class Unsupported(Exception):
@@ -51,31 +54,38 @@ class Agreed:
 
 @dataclass(frozen=True)
 class Looks:
-    """How tensors were when the plan was made, one list for each side of it, so that comparing is quick."""
+    """How parts were when the plan was made, one list for each side of it, so that comparing is quick.
+
+    ``specs``: of those that are a DTensor's: mesh, placements and the shape of the whole.
+    """
 
     shapes: list[torch.Size]
     dtypes: list[torch.dtype]
-    sharded: list[bool]  # whether it is a DTensor; empty where none is
-    local_shapes: list[torch.Size]  # empty where none is
-    placements: list[tuple[object, ...]]  # of DTensors
+    specs: list[DTensorSpec]
 
     @staticmethod
-    def at(tensors: Sequence[torch.Tensor]) -> Looks:
-        shapes, dtypes = list(map(_SHAPE_OF, tensors)), list(map(_DTYPE_OF, tensors))
-        if not any(issubclass(kind, DTensor) for kind in set(map(type, tensors))):
-            return Looks(shapes, dtypes, [], [], [])
-        return Looks(
-            shapes,
-            dtypes,
-            [isinstance(tensor, DTensor) for tensor in tensors],
-            [local(tensor).shape for tensor in tensors],
-            [tensor.placements for tensor in tensors if isinstance(tensor, DTensor)],
-        )
+    def at(parts: Sequence[torch.Tensor], specs: list[DTensorSpec]) -> Looks:
+        return Looks(list(map(_SHAPE_OF, parts)), list(map(_DTYPE_OF, parts)), specs)
+
+
+class Split:
+    """Takes this rank's parts of tensors: first those that are no DTensors, then what DTensors hold here."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        sharded = [number for number, tensor in enumerate(tensors) if isinstance(tensor, DTensor)]
+        plain = sorted(set(range(len(tensors))) - set(sharded))
+        self._sharded, self._plain = picker(sharded), picker(plain)
+        self.order = [*plain, *sharded]
+
+    def parts(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[DTensorSpec]]:
+        """Parts, and specs of the DTensors. Raises AttributeError when one of these is none any more."""
+        sharded = self._sharded(tensors)
+        return [*self._plain(tensors), *map(_LOCAL_OF, sharded)], list(map(_SPEC_OF, sharded))
 
 
 @dataclass(frozen=True)
 class Copy:
-    """One box: from element range ``box`` of tensor number ``source`` (None: all of it) to ``item.at``."""
+    """One box: from element range ``box`` of part number ``source`` (None: all of it) to ``item.at``."""
 
     source: int
     box: Box | None
@@ -84,12 +94,14 @@ class Copy:
 
 @dataclass(frozen=True)
 class Plan:
-    """``keys`` and ``looks``: all tensors, in order; ``copies``: what this rank stores of them.
+    """``keys``: of all tensors, in order; ``looks``: of their parts, as ``split`` has them; ``copies``: what
+    this rank stores of these.
 
     ``view``: of what all ranks have, as this one knows it. Plans with the same one make a whole together.
     """
 
     keys: list[str]
+    split: Split
     looks: Looks
     copies: tuple[Copy, ...]
     bytes: int
@@ -99,9 +111,16 @@ class Plan:
     def items(self) -> list[Item]:
         return [copy.item for copy in self.copies]
 
-    def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Whether it holds for these, too."""
-        return list(tensors) == self.keys and Looks.at(list(tensors.values())) == self.looks
+    def parts_of(self, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor] | None:
+        """This rank's parts, as ``copies`` count them; None: the plan does not hold for these tensors."""
+        if list(tensors) != self.keys:
+            return None
+        try:
+            parts, specs = self.split.parts(list(tensors.values()))
+        except AttributeError:
+            return None
+        fits = _PLAIN.issuperset(map(type, parts)) and Looks.at(parts, specs) == self.looks
+        return parts if fits else None
 
 
 def make_plan(
@@ -124,6 +143,8 @@ def make_plan(
         key: tensor for key, tensor in tensors.items() if key not in own and not isinstance(tensor, DTensor)
     }
     parts = _shares(alike, rank, world_size, agreed)
+    split = Split(list(tensors.values()))
+    numbers = dict(zip(split.order, range(len(tensors)), strict=True))
     at, copies, turn = 0, [], 0
     for number, (key, tensor) in enumerate(tensors.items()):
         if isinstance(tensor, DTensor):
@@ -138,10 +159,11 @@ def make_plan(
             dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
             item = Item(key, paths[key], dtype, shape, offsets, box.sizes, at, size)
             whole = box.sizes == tuple(local(tensor).shape)
-            copies.append(Copy(number, None if whole else box, item))
+            copies.append(Copy(numbers[number], None if whole else box, item))
             at += -(-size // ALIGNMENT) * ALIGNMENT
     view = _view(digest_of(tensors, own), agreed)
-    return Plan(list(tensors), Looks.at(list(tensors.values())), tuple(copies), at, view)
+    looks = Looks.at(*split.parts(list(tensors.values())))
+    return Plan(list(tensors), split, looks, tuple(copies), at, view)
 
 
 def _view(digest: Mapping[str, str], agreed: Agreed) -> str:
@@ -154,8 +176,7 @@ def _view(digest: Mapping[str, str], agreed: Agreed) -> str:
 def _check(key: str, tensor: torch.Tensor) -> None:
     part = local(tensor)
     kind = type(part)
-    plain = kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    if not plain or part.layout is not torch.strided or part.is_quantized or part.is_meta:
+    if kind not in _PLAIN or part.layout is not torch.strided or part.is_quantized or part.is_meta:
         raise Unsupported(
             f"{key} is a {kind.__module__}.{kind.__qualname__}, {part.layout}, on {part.device}"
         )

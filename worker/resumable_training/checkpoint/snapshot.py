@@ -10,6 +10,8 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,15 +22,22 @@ from resumable_training.checkpoint import plan as planning
 from resumable_training.checkpoint.arena import Arena, check_room, give_back, given_arena
 from resumable_training.checkpoint.cargo import Small
 from resumable_training.checkpoint.keeper import RankLink
-from resumable_training.checkpoint.live import Finder, Kept, Moved, local
+from resumable_training.checkpoint.live import Finder, Kept, Moved, picker
 from resumable_training.checkpoint.marking import Path
 from resumable_training.checkpoint.moments import moment
 from resumable_training.checkpoint.plan import Agreed, Copy, Plan
 from resumable_training.checkpoint.ranks import Ranks
 from resumable_training.checkpoint.shelf import machine
-from resumable_training.checkpoint.state import Content, given_by_rank_0, own_entries, tracked_entries
+from resumable_training.checkpoint.state import (
+    Content,
+    TrainingState,
+    given_by_rank_0,
+    own_entries,
+    tracked_entries,
+)
 
 _LEAST_SMALL_BYTES = 1 << 20
+_IS_CUDA = attrgetter("is_cuda")
 
 
 @dataclass(frozen=True)
@@ -42,14 +51,23 @@ class Values:
     rank_0_keys: set[str] = field(default_factory=set)
 
 
-@dataclass(frozen=True)
 class Built:
-    """Keys of ``Values`` as last built; no tensors: those may have been replaced, and must not be held."""
+    """``Values`` as last built, without the values: those may have been replaced, and must not be held."""
 
-    tensors: list[str]
-    plain: list[str]
-    paths: dict[str, Path]
-    rank_0_keys: set[str]
+    def __init__(self, values: Values, finder: Finder) -> None:
+        at = {key: number for number, key in enumerate(finder.keys)}
+        self.tensors = [key for key in values.tensors if key in at]
+        self.plain = list(values.plain)
+        self.paths, self.rank_0_keys = values.paths, values.rank_0_keys
+        self.finder = finder
+        self._tensors = picker([at[key] for key in self.tensors])
+        self._plain = picker([at[key] for key in self.plain])
+
+    def again(self, state: TrainingState) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """The live tensors and the plain values. Raises Moved."""
+        found = self.finder.find(state)
+        tensors = dict(zip(self.tensors, self._tensors(found), strict=True))
+        return tensors, dict(zip(self.plain, self._plain(found), strict=True))
 
 
 def collect(content: Content, rank: int) -> tuple[Values, Finder | None, str]:
@@ -81,10 +99,10 @@ class Snapshot:
         self._keeper = keeper
         self._given: int | None = None  # descriptor of one of them
         self._agreed = Agreed()
-        self._finder: Finder | None = None
         self._built: Built | None = None
         self._kept = Kept(_pickled)
-        self._targets: list[torch.Tensor] = []
+        self._targets: list[torch.Tensor] = []  # of whole parts, then of those that are cut
+        self._whole, self._cut = picker([]), list[Copy]()
         self._done: list[Any] = []  # events of GPUs that still copy
         self.plan: Plan | None = None
         self.arena: Arena | None = None
@@ -118,7 +136,7 @@ class Snapshot:
                 return why
         return ""
 
-    def _why_not(self, act: Callable[[], None]) -> str:
+    def _why_not(self, act: Callable[[], object]) -> str:
         try:
             act()
         except (planning.Unsupported, OSError) as error:
@@ -166,13 +184,14 @@ class Snapshot:
         blobs = self._blobs(values)
         small_bytes = self._small_bytes(values, blobs)
         before = self.plan, self.arena
-        if self.plan is None or self.arena is None or not self.plan.fits(values.tensors):
-            self._make_plan(values)
+        parts = self.plan.parts_of(values.tensors) if self.plan is not None else None
+        if parts is None or self.arena is None:
+            parts = self._make_plan(values)
             self._lay_out(values)
         plan, arena = self._laid_out()
         if plan.bytes + small_bytes > arena.bytes:
             self._make_arena(small_bytes)
-        self._copy(values)
+        self._copy(parts)
         smalls = self._put_smalls(values, blobs)
         moment("save.copied")
         return smalls, self.plan is not before[0] or self.arena is not before[1]
@@ -189,26 +208,23 @@ class Snapshot:
 
     def _find(self, content: Content) -> Values:
         """The live values; built anew only where they are not found."""
-        if self._finder is not None and self._built is not None:
-            try:
-                found = self._finder.find(content.state)
-            except Moved:
-                pass
-            else:
-                return self._refreshed(content, self._built, dict(zip(self._finder.keys, found, strict=True)))
-        return self._build(content)
+        if self._built is None:
+            return self._build(content)
+        try:
+            return self._refreshed(content, self._built)
+        except Moved:
+            return self._build(content)
 
     def _build(self, content: Content) -> Values:
-        values, self._finder, self.made_anew = collect(content, self._ranks.rank)
-        self._built = Built(list(values.tensors), list(values.plain), values.paths, values.rank_0_keys)
+        values, finder, self.made_anew = collect(content, self._ranks.rank)
+        self._built = Built(values, finder) if finder is not None else None
         return values
 
-    def _refreshed(self, content: Content, before: Built, flat: Mapping[str, Any]) -> Values:
+    def _refreshed(self, content: Content, before: Built) -> Values:
+        tensors, plain = before.again(content.state)
         texts, more = own_entries(
             content.state, shared=content.shared, per_rank=content.per_rank, rank=self._ranks.rank
         )
-        tensors = {key: flat[key] for key in before.tensors if key in flat}
-        plain = {key: flat[key] for key in before.plain}
         paths = before.paths
         if not texts.keys() | more.keys() <= paths.keys():
             paths = paths | {key: (key,) for key in (*texts, *more)}
@@ -218,13 +234,15 @@ class Snapshot:
         return sum(map(len, values.texts.values())) + sum(map(len, blobs))
 
     def _blobs(self, values: Values) -> list[bytes]:
-        return self._kept.bytes_of(list(values.plain), list(values.plain.values()))
+        return self._kept.bytes_of(values.plain)
 
-    def _make_plan(self, values: Values) -> None:
-        ranks = self._ranks
+    def _make_plan(self, values: Values) -> list[torch.Tensor]:
+        """And this rank's parts of what it is for."""
+        ranks, tensors = self._ranks, values.tensors
         self.plan = planning.make_plan(
-            values.tensors, values.paths, values.rank_0_keys, ranks.rank, ranks.world_size, self._agreed
+            tensors, values.paths, values.rank_0_keys, ranks.rank, ranks.world_size, self._agreed
         )
+        return self.plan.split.parts(list(tensors.values()))[0]
 
     def _lay_out(self, values: Values) -> None:
         """Places for what is planned, in the arena that there is or in a larger one."""
@@ -249,25 +267,25 @@ class Snapshot:
 
     def _aim(self) -> None:
         plan, arena = self._laid_out()
-        self._targets = [_target(arena.tensor, plan, copy) for copy in plan.copies]
+        whole = [copy for copy in plan.copies if copy.box is None]
+        self._whole = picker([copy.source for copy in whole])
+        self._cut = [copy for copy in plan.copies if copy.box is not None]
+        self._targets = [_target(arena.tensor, plan, copy) for copy in (*whole, *self._cut)]
 
     def _laid_out(self) -> tuple[Plan, Arena]:
         assert self.plan is not None
         assert self.arena is not None
         return self.plan, self.arena
 
-    @torch.no_grad()
-    def _copy(self, values: Values) -> None:
-        plan, arena = self._laid_out()
+    def _copy(self, parts: Sequence[torch.Tensor]) -> None:
+        _, arena = self._laid_out()
         arena.break_seal()
-        parts = [local(tensor) for tensor in values.tensors.values()]
-        sources = [
-            parts[copy.source] if copy.box is None else _part(parts[copy.source], copy)
-            for copy in plan.copies
-        ]
-        devices = {source.device for source in sources if source.is_cuda}
+        sources = [*self._whole(parts), *(_part(parts[copy.source], copy) for copy in self._cut)]
+        on_gpus = filter(_IS_CUDA, sources) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+        devices = {source.device for source in on_gpus}
         if sources:
-            torch._foreach_copy_(self._targets, sources, non_blocking=bool(devices) and arena.pinned)
+            with torch.no_grad():
+                torch._foreach_copy_(self._targets, sources, non_blocking=bool(devices) and arena.pinned)
         for device in devices:
             # The copies are in the stream of the training: what it does next comes after them.
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -276,16 +294,15 @@ class Snapshot:
 
     def _put_smalls(self, values: Values, blobs: Sequence[bytes]) -> list[Small]:
         plan, arena = self._laid_out()
-        at, smalls = plan.bytes, []
-        pickled = zip(values.plain, blobs, strict=True)
-        for key, data, is_pickle in (
-            *((key, data, False) for key, data in values.texts.items()),
-            *((key, data, True) for key, data in pickled),
-        ):
-            arena.put(at, data)
-            smalls.append(Small(key, values.paths[key], is_pickle, at, len(data)))
-            at += len(data)
-        return smalls
+        keys, texts = [*values.texts, *values.plain], len(values.texts)
+        data = [*values.texts.values(), *blobs]
+        arena.put(plan.bytes, b"".join(data))
+        sizes = list(map(len, data))
+        places = accumulate(sizes, initial=plan.bytes)
+        return [
+            Small(key, values.paths[key], number >= texts, at, size)
+            for number, (key, at, size) in enumerate(zip(keys, places, sizes, strict=False))
+        ]
 
 
 def _short(digest: Mapping[str, str]) -> int:

@@ -11,6 +11,7 @@ from typing import Any, Callable, Tuple, Type, TypeVar, Union
 
 T = TypeVar("T")
 _LARGEST = 2**63
+_PLAIN = (str, int, float, bool)
 _UNIONS = (Union, getattr(types, "UnionType", Union))  # the second is of ``X | None``; Python 3.9 has none
 
 
@@ -25,6 +26,8 @@ def to_json(value: Any) -> bytes:
 
 def to_plain(value: Any) -> Any:
     """Dataclasses and tuples to dicts and lists."""
+    if value is None or type(value) in _PLAIN:  # most are, and the loop waits for this at each save
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
