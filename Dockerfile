@@ -1,25 +1,30 @@
 # Two images from one file; neither runs as root.
 #   docker build --target operator -t resumable-training/operator:0.1.0 .   the operator; brings the agent; no torch
 #   docker build --target worker   -t resumable-training/worker:0.1.0 .     torch and the library, to put a script on
-# A mirror or another Python: --build-arg PYTHON_IMAGE=...
+# A mirror or another Python: --build-arg PYTHON_IMAGE=...; an index of your own: --secret id=pip.conf,src=pip.conf,
+# and --secret id=ca.pem,src=ca.pem for its authority (`cert = /run/secrets/ca.pem` there). No layer keeps either.
 ARG PYTHON_IMAGE=python:3.11.15-slim-trixie@sha256:db3ff2e1800a8581e2c48a27c3995339d47bdf046da21c7627accd3d51053a93
 
 FROM ${PYTHON_IMAGE} AS wheel
 WORKDIR /src
 COPY constraints.txt ./
-RUN python -m pip install --no-cache-dir --disable-pip-version-check -c constraints.txt hatchling
+RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=ca.pem \
+    python -m pip install --no-cache-dir --disable-pip-version-check -c constraints.txt hatchling
 COPY pyproject.toml README.md LICENSE ./
 COPY operator/ operator/
 COPY worker/ worker/
 RUN python -m pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir /wheels .
 
 FROM wheel AS operator-environment
-RUN python -m venv /opt/venv \
-    && /opt/venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check -c constraints.txt \
+RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=ca.pem \
+    python -m venv --without-pip /opt/venv \
+    && python -m pip --python /opt/venv install --no-cache-dir --disable-pip-version-check -c constraints.txt \
     "/wheels/resumable_training-0.1.0-py3-none-any.whl[operator]"
 
+# With pip, for images that add packages to it.
 FROM wheel AS worker-environment
-RUN python -m venv /opt/venv \
+RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=ca.pem \
+    python -m venv /opt/venv \
     && /opt/venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check -c constraints.txt \
     "/wheels/resumable_training-0.1.0-py3-none-any.whl[worker]"
 

@@ -18,11 +18,11 @@ PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3.14 p
 	if $$candidate -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
 	then echo $$candidate; break; fi; done)
 
-.PHONY: help setup demo test test-fast check format soak bench bench-recovery bench-recovery-cluster bench-operator bench-checkpoint deploy binaries cluster cluster-down demo-cluster clean
+.PHONY: help setup demo test test-fast check format soak bench bench-recovery bench-recovery-cluster bench-operator bench-checkpoint deploy images images-check binaries cluster cluster-down demo-cluster clean
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  Options: PYTHON=<python 3.11 or newer>, TEST_WORKERS=<number, $(TEST_WORKERS)>, SEED=<number> for soak, ARGS='<more arguments>' for test, soak and the benches"
+	@echo "  Options: PYTHON=<python 3.11 or newer>, TEST_WORKERS=<number, $(TEST_WORKERS)>, SEED=<number> for soak, ARGS='<more arguments>' for test, soak, images and the benches"
 
 setup: $(STAMP)  ## Make .venv with everything in it (torch too); done once, and again when it changes
 
@@ -79,6 +79,13 @@ deploy: $(STAMP)  ## Write the CRD from the models and the dashboards, and rende
 	$(PY) -m resumable_operator.crd
 	$(PY) deploy/monitoring/dashboards.py
 	PYTHONPATH=tests $(PY) deploy/render.py
+
+images:  ## Build both images with docker, podman or buildah; ARGS='--registry R', '--help'
+	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 found; give make PYTHON=..." >&2; exit 1; }
+	$(PYTHON) deploy/images/image_build.py $(ARGS)
+
+images-check: $(STAMP)  ## Run what `make images` built as pods do (docker or podman), and say what is wrong
+	PYTHONPATH=tests $(PY) deploy/images/image_check.py $(ARGS)
 
 binaries: $(STAMP)  ## Build the control plane and Helm that tests use, unless they are there (about 10 minutes, once)
 	PYTHONPATH=tests $(PY) -m bed build

@@ -77,6 +77,16 @@ def test_installs_are_constrained_and_leave_nothing() -> None:
     assert "hatchling" in pinned
 
 
+def test_an_index_of_ones_own_leaves_no_trace() -> None:
+    """Whatever asks the package index can be told another one by secrets; they are mounted, never copied."""
+    runs = [rest for instruction, rest in _instructions() if instruction == "RUN"]
+    secrets = ("--mount=type=secret,id=pip.conf,target=/etc/pip.conf", "--mount=type=secret,id=ca.pem")
+    asking = [run for run in runs if " install " in run]
+    assert asking
+    assert [run for run in asking if not all(secret in run for secret in secrets)] == []
+    assert "pip.conf" not in " ".join(rest for instruction, rest in _instructions() if instruction == "COPY")
+
+
 def test_labels_have_the_version() -> None:
     """The images say which version they are."""
     labels = " ".join(rest for instruction, rest in _stages()["operator"] if instruction == "LABEL")
