@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from rank_programs import begin, full_values, make_engine, save
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -201,18 +202,52 @@ def short_run(rank: int, world_size: int, group: Any, root: str) -> Any:
     return durable, said
 
 
+PLACED = {  # name -> shape, mesh, placement
+    "sharded": ((640, 500), "tp", Shard(0)),
+    "rows": ((301, 999), "dp", Shard(0)),
+    "columns": ((7, 60_001), "tp", Shard(1)),
+    "same": ((300, 401), "tp", Replicate()),
+    "small": ((9,), "tp", Replicate()),
+    "smaller": ((3,), "dp", Replicate()),
+    "empty": ((0, 5), "dp", Replicate()),
+}
+
+
+def placed_values() -> dict[str, torch.Tensor]:
+    """Whole, the same on all ranks."""
+    numbers = torch.Generator().manual_seed(1)
+    return {name: torch.randn(shape, generator=numbers) for name, (shape, _, _) in PLACED.items()}
+
+
 def part_of_a_mesh_run(rank: int, world_size: int, group: Any, root: str) -> Any:
-    """Tensor parallel by two in each of two replicas, whose parameters know nothing of the other one."""
-    mesh = dist.init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("dp", "tp"))["tp"]
-    whole = {
-        "sharded": torch.randn(64, 50, generator=torch.Generator().manual_seed(1)),
-        "same": torch.ones(9),
-    }
-    placed = {"sharded": [Shard(0)], "same": [Replicate()]}
-    parts = {name: nn.Parameter(distribute_tensor(whole[name], mesh, placed[name])) for name in whole}
-    state = TrainingState({"model": nn.ParameterDict(parts)})
+    """Tensor parallel by two in each of two replicas: each mesh knows nothing of the other one. Save, and
+    restore into other values: the report of the save, and whether all came back."""
+    mesh = dist.init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("dp", "tp"))
+    values = placed_values()
+
+    def placed(name: str) -> nn.Parameter:
+        _, dimension, placement = PLACED[name]
+        return nn.Parameter(distribute_tensor(values[name], mesh[dimension], [placement]))
+
+    parts = {name: placed(name) for name in values}
+    state = TrainingState({"model": nn.ParameterDict({**parts, "plain": nn.Parameter(torch.ones(400, 300))})})
     engine = make_engine(root, rank, world_size, group)
     engine.restore(state)
     report = save(engine, state, 1, rank)
     engine.close()
-    return report.ok, report.message, whole
+    for parameter in state.modules["model"].parameters():
+        nn.init.zeros_(parameter)
+    make_engine(root, rank, world_size, group, attempt=2, host=None).restore(state)
+    restored = [torch.equal(parts[name].full_tensor(), values[name]) for name in values]
+    return report.ok, report.message, all(restored)
+
+
+def plain_dcp_run(rank: int, world_size: int, group: Any, directory: str) -> bool:
+    """Whether plain DCP restores all of it into DTensors on a mesh of all ranks."""
+    mesh, values = dist.init_device_mesh("cpu", (world_size,)), placed_values()
+    parts = {
+        name: distribute_tensor(torch.zeros_like(value), mesh, [PLACED[name][2]])
+        for name, value in values.items()
+    }
+    dcp.load({"model": parts}, checkpoint_id=directory, process_group=group)
+    return all(torch.equal(parts[name].full_tensor(), value) for name, value in values.items())

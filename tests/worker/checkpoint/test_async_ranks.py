@@ -100,16 +100,18 @@ def test_what_only_some_ranks_have_is_stored_by_them(tmp_path: Path) -> None:
     assert template["model"]["own-1"].eq(1).all()
 
 
-def test_tensors_on_a_part_of_the_mesh_are_saved(tmp_path: Path) -> None:
-    """Both replicas store the same pieces: that is a whole, and plain DCP reads it."""
+def test_tensors_on_parts_of_the_mesh_are_stored_once(tmp_path: Path) -> None:
+    """Meshes that hold the same share it, as replicas on one mesh do; plain DCP reads it at another size."""
     root = tmp_path / "store"
-    found = run_ranks(4, async_programs.part_of_a_mesh_run, tmp_path, str(root))
-    assert [(ok, message) for ok, message, _ in found] == [(True, "")] * 4
-    whole = found[0][2]
-    read = {"model": {name: torch.zeros_like(value) for name, value in whole.items()}}
-    dcp.load(read, checkpoint_id=root / "step-00000001.1", no_dist=True)
-    for name, value in whole.items():
-        assert torch.equal(read["model"][name], value)
+    saved = run_ranks(4, async_programs.part_of_a_mesh_run, tmp_path, str(root))
+    assert saved == [(True, "", True)] * 4
+    directory = root / "step-00000001.1"
+    sizes = [path.stat().st_size for path in directory.glob("*.distcp")]
+    assert len(sizes) == 4
+    assert max(sizes) < 1.1 * sum(sizes) / 4
+    whole = async_programs.placed_values()
+    assert sum(sizes) < 1.05 * (sum(value.nbytes for value in whole.values()) + 400 * 300 * 4)
+    assert run_ranks(3, async_programs.plain_dcp_run, tmp_path, str(directory)) == [True] * 3
     assert verify.verify_checkpoint(LocalStore(root), "step-00000001.1").outcome == verify.OK
 
 

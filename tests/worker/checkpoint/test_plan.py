@@ -6,16 +6,8 @@ import pytest
 import torch
 
 from resumable_training.checkpoint import marking
-from resumable_training.checkpoint.plan import (
-    ALIGNMENT,
-    Agreed,
-    Plan,
-    Unsupported,
-    agree_on,
-    digest_of,
-    make_plan,
-    unlike,
-)
+from resumable_training.checkpoint.accord import Agreed, agree_on
+from resumable_training.checkpoint.plan import ALIGNMENT, Plan, Unsupported, make_plan, stock_of
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -31,7 +23,9 @@ def tensors() -> dict[str, torch.Tensor]:
 
 def plan_of(given: dict[str, Any], rank: int = 0, world_size: int = 1, agreed: Agreed | None = None) -> Plan:
     paths: dict[str, marking.Path] = {key: (key,) for key in given}
-    return make_plan(given, paths, {"m.buffer"}, rank, world_size, agreed or Agreed(16_000))
+    return make_plan(
+        given, paths, {"m.buffer"}, rank, world_size, agreed or Agreed((16_000,) + (0,) * (world_size - 1))
+    )
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 5])
@@ -90,26 +84,27 @@ def test_kinds_that_only_dcp_knows_are_named(tensor: torch.Tensor, said: str) ->
         plan_of({"k": tensor})
 
 
-def test_what_not_all_ranks_have_alike_is_stored_whole_by_the_first() -> None:
-    """Slices need the same tensor everywhere: another shape on one rank is another tensor."""
-    assert agree_on([{"a": "f[3]"}] * 3, 7, 1) == Agreed(7)
-    agreed = agree_on([{"a": "f[3]"}, {"a": "f[3]", "b": "f[2]"}], 0, 1)
-    assert agreed.holders == {"b": 1}
-    assert agree_on([{"a": "f[3]"}, {"a": "f[4]"}], 0, 1).holders == {"a": 0}
-    given = {"a": torch.zeros(5000), "b": torch.zeros(5000)}
-    assert [item.key for item in plan_of({"a": given["a"]}, 0, 2, agreed).items] == ["a"]
-    assert [(item.key, item.bytes) for item in plan_of(given, 1, 2, agreed).items] == [
-        ("a", 10_000),
-        ("b", 20_000),
-    ]
+def agreed_on(given: list[dict[str, torch.Tensor]]) -> list[Agreed]:
+    """Of ranks that give these, each one's."""
+    told = [stock_of(one, {"m.buffer"}, len(given)) for one in given]
+    return [agree_on(told, [0] * len(given), rank) for rank in range(len(given))]
+
+
+def test_what_not_all_ranks_have_alike_is_stored_whole_by_one() -> None:
+    """Slices need the same tensor everywhere; who stores a whole one gets less of what is shared out."""
+    given = {"a": torch.zeros(5000), "b": torch.zeros(3000)}
+    agreed = agreed_on([{"a": given["a"]}, given])
+    first, second = plan_of({"a": given["a"]}, 0, 2, agreed[0]), plan_of(given, 1, 2, agreed[1])
+    assert [(item.key, item.bytes) for item in first.items] == [("a", 16_000)]
+    assert [(item.key, item.bytes) for item in second.items] == [("a", 4_000), ("b", 12_000)]
 
 
 def test_what_all_ranks_have_alike_is_shared_out_whatever_else_one_has() -> None:
     """A small tensor of one rank's own makes no other rank store all of the rest."""
     common = {str(key): torch.zeros(100_000) for key in range(8)}
     given = [{**common, "lazy": torch.zeros(7)} if rank == 1 else common for rank in range(4)]
-    digests = [digest_of(tensors, {"m.buffer"}) for tensors in given]
-    plans = [plan_of(given[rank], rank, 4, agree_on(digests, 0, rank)) for rank in range(4)]
+    agreed = agreed_on(given)
+    plans = [plan_of(given[rank], rank, 4, agreed[rank]) for rank in range(4)]
     assert {plan.view for plan in plans} == {"as agreed"}
     for key, tensor in given[1].items():
         stored = sum(item.bytes for plan in plans for item in plan.items if item.key == key)
@@ -117,28 +112,30 @@ def test_what_all_ranks_have_alike_is_shared_out_whatever_else_one_has() -> None
     assert all(abs(plan.bytes - 800_000) < 8_000 for plan in plans)
 
 
+def test_ranks_store_alike_whatever_some_of_them_have() -> None:
+    """Large tensors of two ranks, of one, and rank 0's own count as what these have to store."""
+    common = {f"c{key}": torch.zeros(100_000) for key in range(8)}
+    pair = {f"p{key}": torch.zeros(50_000) for key in range(4)}
+    given = [common, {**common, **pair}, {**common, **pair, "own": torch.zeros(60_000)}, common]
+    given[0] = {**common, "m.buffer": torch.zeros(150_000)}
+    told = [stock_of(one, {"m.buffer"}, 4) for one in given]
+    plans = [plan_of(given[rank], rank, 4, agree_on(told, [600_000, 0, 0, 0], rank)) for rank in range(4)]
+    everything: dict[str, torch.Tensor] = {key: tensor for one in given for key, tensor in one.items()}
+    total = sum(tensor.nbytes for tensor in everything.values())
+    assert sum(item.bytes for plan in plans for item in plan.items) == total
+    assert max(plan.bytes for plan in plans) < 1.02 * total / 4
+
+
 def test_plans_that_make_a_whole_have_the_same_view() -> None:
     """Alike ranks stay together when all change alike; of unlike ones each must have what it had."""
     given, grown = tensors(), {**tensors(), "m.new": torch.zeros(3)}
     assert plan_of(given, 0, 2).view == plan_of(given, 1, 2).view
     assert plan_of(grown, 0, 2).view == plan_of(grown, 1, 2).view != plan_of(given, 0, 2).view
-    digests = [digest_of(one, {"m.buffer"}) for one in (given, grown)]
-    first, second = (agree_on(digests, 0, rank) for rank in (0, 1))
+    first, second = agreed_on([given, grown])
     assert plan_of(given, 0, 2, first).view == plan_of(grown, 1, 2, second).view
     more = {**grown, "m.more": torch.zeros(5)}  # nobody would store it
     assert plan_of(given, 0, 2, first).view != plan_of(more, 1, 2, second).view
     assert plan_of(grown, 0, 2, first).view != plan_of(grown, 1, 2, second).view
-
-
-def test_who_has_what_is_named() -> None:
-    """By key, look and rank; a few of each, and how many more."""
-    assert unlike([{"a": "f[3]"}] * 3) == ""
-    assert (
-        unlike([{"a": "f[3]"}, {"a": "f[4]"}, {}]) == "a is f[3] on rank 0, f[4] on rank 1, nothing on rank 2"
-    )
-    many = unlike([{}] * 5 + [{str(key): "f[1]" for key in range(5)}])
-    assert many.startswith("0 is nothing on rank 0, 1, 2 and 2 more, f[1] on rank 5; 1 is")
-    assert many.endswith("; and 2 more")
 
 
 def test_a_part_that_nobody_stored_is_named() -> None:

@@ -1,15 +1,15 @@
 """What this rank puts where in its arena: made once, kept as long as nothing changes its shape.
 
 Every tensor is one of three kinds. A DTensor: this rank's shard, and of one that other ranks have too only a
-slice. A tensor that only rank 0's copy counts of: all of it, on rank 0. Everything else is replicated: each
-rank has the same, and stores its share. Who stores what follows from names and shapes alone, so that ranks
-need not speak with each other about it.
+slice, be they on the same mesh or on a twin of it. A tensor that only rank 0's copy counts of: all of it, on
+rank 0. Everything else is replicated: each rank has the same, and stores its share. Who stores what follows
+from names and shapes alone, and from what was agreed before, so that ranks need not speak with each other.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -20,6 +20,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from resumable_training.checkpoint import slices
+from resumable_training.checkpoint.accord import Agreed, Look, Mesh, Stock
 from resumable_training.checkpoint.boxes import Box
 from resumable_training.checkpoint.cargo import Item
 from resumable_training.checkpoint.frames import DTYPES
@@ -27,7 +28,6 @@ from resumable_training.checkpoint.live import local, picker
 from resumable_training.checkpoint.marking import Path
 
 ALIGNMENT = 64
-_MOST_NAMED = 3
 _SHAPE_OF, _DTYPE_OF = attrgetter("shape"), attrgetter("dtype")
 _LOCAL_OF, _SPEC_OF = attrgetter("_local_tensor"), attrgetter("_spec")
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})  # kinds that hold what they look like
@@ -35,21 +35,6 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})  # kinds
 
 class Unsupported(Exception):
     """A kind of tensor that is left to DCP itself; the text names it."""
-
-
-@dataclass(frozen=True)
-class Agreed:
-    """What ranks have told each other before the first plan.
-
-    ``holders``: None when all ranks have the same replicated tensors; else who stores those, whole, that not
-    all have alike. The others are shared out as ever.
-    ``own``: what this rank had then, as ``digest_of``; only beside ``holders``.
-    ``rank_0_bytes``: of what only rank 0 gives.
-    """
-
-    rank_0_bytes: int = 0
-    holders: Mapping[str, int] | None = None
-    own: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +111,7 @@ class Plan:
 def make_plan(
     tensors: Mapping[str, torch.Tensor],
     paths: Mapping[str, Path],
-    rank_0_keys: Iterable[str],
+    rank_0_keys: Collection[str],
     rank: int,
     world_size: int,
     agreed: Agreed,
@@ -138,39 +123,52 @@ def make_plan(
     """
     for key, tensor in tensors.items():
         _check(key, tensor)
-    own = set(rank_0_keys)
-    alike = {
-        key: tensor for key, tensor in tensors.items() if key not in own and not isinstance(tensor, DTensor)
-    }
+    own = _own_pieces(tensors, rank_0_keys, rank, agreed)
+    alike = {key: tensor for key, tensor in tensors.items() if key not in own}
     parts = _shares(alike, rank, world_size, agreed)
     split = Split(list(tensors.values()))
     numbers = dict(zip(split.order, range(len(tensors)), strict=True))
-    at, copies, turn = 0, [], 0
+    at, copies = 0, []
     for number, (key, tensor) in enumerate(tensors.items()):
-        if isinstance(tensor, DTensor):
-            pieces = _of_shard(key, tensor, turn)
-            turn += 1
-        elif key in alike:
-            pieces = _of_part(tensor, parts.get(key))
-        else:
-            pieces = _of_part(tensor, slices.Part(key, 0, tensor.numel()) if rank == 0 else None)
-        for box, offsets in pieces:
+        for box, offsets in own[key] if key in own else _of_part(tensor, parts.get(key)):
             size = box.elements * tensor.dtype.itemsize
             dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
             item = Item(key, paths[key], dtype, shape, offsets, box.sizes, at, size)
             whole = box.sizes == tuple(local(tensor).shape)
             copies.append(Copy(numbers[number], None if whole else box, item))
             at += -(-size // ALIGNMENT) * ALIGNMENT
-    view = _view(digest_of(tensors, own), agreed)
+    view = agreed.view(stock_of(tensors, rank_0_keys, world_size))
     looks = Looks.at(*split.parts(list(tensors.values())))
     return Plan(list(tensors), split, looks, tuple(copies), at, view)
 
 
-def _view(digest: Mapping[str, str], agreed: Agreed) -> str:
-    """Ranks that were alike have to stay so; of others each has to have what it had."""
-    if agreed.holders is not None and digest == agreed.own:
-        return "as agreed"
-    return xxhash.xxh3_128_hexdigest(repr(sorted(digest.items())).encode())
+def stock_of(tensors: Mapping[str, torch.Tensor], rank_0_keys: Collection[str], world_size: int) -> Stock:
+    """What ranks compare: shape and type of each replicated tensor, and what lies on meshes of some ranks."""
+    looks: dict[str, Look] = {}
+    parted: dict[Mesh, list[tuple[str, ...]]] = {}
+    for key, tensor in tensors.items():
+        if not isinstance(tensor, DTensor):
+            if key not in rank_0_keys:
+                looks[key] = Look(str(tensor.dtype), tuple(tensor.shape), tensor.nbytes)
+        elif tensor.device_mesh.size() < world_size and tensor.device_mesh.get_coordinate() is not None:
+            look = (key, str(tensor.dtype), str(list(tensor.shape)), str(tensor.placements))
+            parted.setdefault(_mesh_of(tensor), []).append(look)
+    meshes = {mesh: xxhash.xxh3_128_hexdigest(repr(sorted(held)).encode()) for mesh, held in parted.items()}
+    return Stock(looks, meshes)
+
+
+def own_bytes(
+    tensors: Mapping[str, torch.Tensor], rank_0_keys: Collection[str], rank: int, agreed: Agreed
+) -> int:
+    """What this rank stores besides what it has like others: its part of DTensors, and rank 0's own.
+
+    Raises:
+        Unsupported: as ``make_plan``.
+    """
+    for key, tensor in tensors.items():
+        _check(key, tensor)
+    own = _own_pieces(tensors, rank_0_keys, rank, agreed)
+    return sum(box.elements * tensors[key].dtype.itemsize for key, pieces in own.items() for box, _ in pieces)
 
 
 def _check(key: str, tensor: torch.Tensor) -> None:
@@ -195,7 +193,7 @@ def _shares(
         for key, tensor in sorted(alike.items())
         if key not in holders
     ]
-    loads = [agreed.rank_0_bytes] + [0] * (world_size - 1)
+    loads = agreed.loads or [0] * world_size
     shared = {part.key: part for part in slices.share(described, rank, loads)}
     mine = [key for key, holder in holders.items() if holder == rank and key in alike]
     return shared | {key: slices.Part(key, 0, alike[key].numel()) for key in mine}
@@ -211,64 +209,46 @@ def _of_part(tensor: torch.Tensor, part: slices.Part | None) -> Pieces:
     return [(box, box.offsets) for box in found]
 
 
-def _of_shard(key: str, tensor: DTensor, turn: int) -> Pieces:
+def _own_pieces(
+    tensors: Mapping[str, torch.Tensor], rank_0_keys: Collection[str], rank: int, agreed: Agreed
+) -> dict[str, Pieces]:
+    """Of all DTensors, and of what only rank 0's copy counts of: what this rank stores, or nothing."""
+    found: dict[str, Pieces] = {}
+    turns: dict[Mesh, int] = {}
+    for key, tensor in sorted(tensors.items()):
+        if isinstance(tensor, DTensor):
+            mesh = _mesh_of(tensor)
+            turns[mesh] = turn = turns.get(mesh, -1) + 1  # all who have it count those of their mesh alone
+            found[key] = _of_shard(key, tensor, turn, agreed.twins.get(mesh, (mesh,)))
+        elif key in rank_0_keys:
+            found[key] = _of_part(tensor, slices.Part(key, 0, tensor.numel()) if rank == 0 else None)
+    return found
+
+
+def _mesh_of(tensor: DTensor) -> Mesh:
+    mesh = tensor.device_mesh
+    return Mesh(tuple(mesh.shape), tuple(mesh.mesh.flatten().tolist()))
+
+
+def _of_shard(key: str, tensor: DTensor, turn: int, twins: Sequence[Mesh]) -> Pieces:
     """This rank's shard, or its slice of one that others have too."""
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return []
-    index, count = 0, 1
+    index, count = twins.index(_mesh_of(tensor)), len(twins)
     for placement, place, size in zip(tensor.placements, coordinate, mesh.shape, strict=True):
         if isinstance(placement, Replicate):
             index, count = index * size + place, count * size
     shape, begin = compute_local_shape_and_global_offset(tensor.shape, mesh, tensor.placements)
-    if math.prod(shape) == 0 and (tensor.numel() or any(coordinate)):
-        return []  # nothing of it is here; an empty tensor is stored once
+    if tensor.numel() == 0:
+        if index or any(coordinate):
+            return []  # it is stored once, too
+        turn = 0
+    elif math.prod(shape) == 0:
+        return []  # nothing of it is here
     part = slices.share_evenly(slices.Tensor(key, tuple(shape), tensor.dtype.itemsize), index, count, turn)
     if part is None:
         return []
     found = slices.boxes(tuple(shape), part.start, part.stop, tensor.dtype.itemsize)
     return [(box, tuple(a + b for a, b in zip(begin, box.offsets, strict=True))) for box in found]
-
-
-def digest_of(tensors: Mapping[str, torch.Tensor], rank_0_keys: Iterable[str]) -> dict[str, str]:
-    """What ranks compare: shape and type of each replicated tensor."""
-    own = set(rank_0_keys)
-    return {
-        key: f"{tensor.dtype}{list(tensor.shape)}"
-        for key, tensor in tensors.items()
-        if key not in own and not isinstance(tensor, DTensor)
-    }
-
-
-def agree_on(digests: Sequence[Mapping[str, str]], rank_0_bytes: int, rank: int) -> Agreed:
-    """PURE: from all ranks' digests. A tensor that not all ranks have alike is stored whole by the first."""
-    if all(digest == digests[0] for digest in digests):
-        return Agreed(rank_0_bytes)
-    alike = {key for key, look in digests[0].items() if all(digest.get(key) == look for digest in digests)}
-    holders: dict[str, int] = {}
-    for holder, digest in enumerate(digests):
-        for key in digest.keys() - alike:
-            holders.setdefault(key, holder)
-    return Agreed(rank_0_bytes, holders, digests[rank])
-
-
-def unlike(digests: Sequence[Mapping[str, str]]) -> str:
-    """PURE: which tensors not all ranks have alike, and who has them; "" when there are none."""
-    keys = sorted({key for digest in digests for key in digest})
-    found = [_who_has(key, digests) for key in keys if len({digest.get(key) for digest in digests}) > 1]
-    more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    return "; ".join(found[:_MOST_NAMED]) + more
-
-
-def _who_has(key: str, digests: Sequence[Mapping[str, str]]) -> str:
-    looks: dict[str, list[int]] = {}
-    for rank, digest in enumerate(digests):
-        looks.setdefault(digest.get(key, "nothing"), []).append(rank)
-    return f"{key} is " + ", ".join(f"{look} on {_named(ranks)}" for look, ranks in looks.items())
-
-
-def _named(ranks: Sequence[int]) -> str:
-    """``rank 1``, ``rank 1, 2, 3 and 5 more``."""
-    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
-    return f"rank {', '.join(map(str, ranks[:_MOST_NAMED]))}{more}"

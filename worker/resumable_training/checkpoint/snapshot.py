@@ -8,24 +8,25 @@ size may change (texts, generators, hyper-parameters), follow behind the tensors
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import attrgetter
 from typing import Any
 
 import torch
-import xxhash
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
+from resumable_training.checkpoint import accord
 from resumable_training.checkpoint import plan as planning
+from resumable_training.checkpoint.accord import Agreed
 from resumable_training.checkpoint.arena import Arena, check_room, give_back, given_arena
 from resumable_training.checkpoint.cargo import Small
 from resumable_training.checkpoint.keeper import RankLink
 from resumable_training.checkpoint.live import Finder, Kept, Moved, picker
 from resumable_training.checkpoint.marking import Path
 from resumable_training.checkpoint.moments import moment
-from resumable_training.checkpoint.plan import Agreed, Copy, Plan
+from resumable_training.checkpoint.plan import Copy, Plan
 from resumable_training.checkpoint.ranks import Ranks
 from resumable_training.checkpoint.shelf import machine
 from resumable_training.checkpoint.state import (
@@ -107,6 +108,7 @@ class Snapshot:
         self.plan: Plan | None = None
         self.arena: Arena | None = None
         self.unlike = ""  # what not all ranks had alike when they agreed
+        self.changed = False  # that is something else than the time before
         self.made_anew = ""  # a tensor that a state_dict() makes each time, if any
 
     def agree(self, content: Content) -> str:
@@ -116,13 +118,8 @@ class Snapshot:
             CheckpointError: on all ranks, as ``collect``.
         """
         values = self._ranks.together(lambda: self._build(content))
-        digest = planning.digest_of(values.tensors, values.rank_0_keys)
-        mine = sum(values.tensors[key].nbytes for key in values.rank_0_keys & values.tensors.keys())
-        told = self._ranks.gather((_short(digest), mine))
-        same = all(short == told[0][0] for short, _ in told)
-        digests = [digest] if same else self._ranks.gather(digest)
-        self._agreed = planning.agree_on(digests, told[0][1], self._ranks.rank)
-        self.unlike = planning.unlike(digests)
+        self._agreed, unlike = self._compare(values)
+        self.changed, self.unlike = unlike != self.unlike, unlike
         # One after another on all ranks: room is looked for before any of a machine's ranks takes its part.
         for act in (
             lambda: self._make_plan(values),
@@ -135,6 +132,26 @@ class Snapshot:
                 self.drop()
                 return why
         return ""
+
+    def _compare(self, values: Values) -> tuple[Agreed, str]:
+        """What follows from what all ranks hold, and what they do not hold alike."""
+        ranks = self._ranks
+        mine = planning.stock_of(values.tensors, values.rank_0_keys, ranks.world_size)
+        told = ranks.gather((mine.digest, self._own_bytes(values, Agreed())))
+        loads = [own for _, own in told]
+        alike = all(digest == mine.digest for digest, _ in told)
+        if alike and not mine.meshes:
+            return accord.agree_on([mine], loads, ranks.rank), ""
+        stocks = ranks.gather(mine._replace(tensors={}) if alike else mine)
+        twins = accord.twins_of(stocks)
+        loads = ranks.gather(self._own_bytes(values, Agreed(twins=twins)))
+        return accord.agree_on(stocks, loads, ranks.rank), accord.unlike(stocks)
+
+    def _own_bytes(self, values: Values, agreed: Agreed) -> int:
+        try:
+            return planning.own_bytes(values.tensors, values.rank_0_keys, self._ranks.rank, agreed)
+        except planning.Unsupported:
+            return 0  # there will be no plan
 
     def _why_not(self, act: Callable[[], object]) -> str:
         try:
@@ -303,11 +320,6 @@ class Snapshot:
             Small(key, values.paths[key], number >= texts, at, size)
             for number, (key, at, size) in enumerate(zip(keys, places, sizes, strict=False))
         ]
-
-
-def _short(digest: Mapping[str, str]) -> int:
-    """The same for the same digest, in one run of Python or in another."""
-    return xxhash.xxh3_64_intdigest(repr(sorted(digest.items())).encode())
 
 
 def _pickled(value: Any) -> bytes:
