@@ -298,6 +298,17 @@ def test_a_kind_of_tensor_that_comes_later_is_left_to_dcp(job: Job, monkeypatch:
     assert job.resume_points == ["step-00000003.1", "step-00000001.1"]
 
 
+def test_what_ranks_hold_is_said_once_for_each_change(job: Job) -> None:
+    """Saves that are planned anew one after another, and find the same each time, warn once."""
+    engine, state = begun(job), make_state(1.0)
+    assert durable(engine, 1, state).ok
+    for step in (2, 3, 4):
+        engine.save(state, step=step, samples=step, shared={}, per_rank={}, anew=True)
+        assert engine.wait().ok  # type: ignore[union-attr]
+    (said,) = job.warnings
+    assert said.endswith("planned anew, they hold the same again")
+
+
 def test_a_first_save_that_was_refused_is_no_agreement(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when the script goes on: the next save finds out what there is, as the first one would have."""
     engine = begun(job)

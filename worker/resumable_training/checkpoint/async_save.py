@@ -71,6 +71,7 @@ class AsynchronousSaver:
         self._keeper = keeper
         self._snapshot = Snapshot(ranks, keeper)
         self._agreed = False
+        self._said_of_ranks = ""  # what they did not hold alike
         self._process: WriterProcess | None = None
         self._up = False  # it has said that it is ready
         self._listener: socket.socket | None = None
@@ -171,8 +172,9 @@ class AsynchronousSaver:
         again, self._agreed = self._agreed, False
         why = self._snapshot.agree(task.content)
         self._agreed = True
-        if again and self._ranks.rank == 0:
-            now = self._snapshot.unlike or "they hold the same again"
+        now = self._snapshot.unlike or "they hold the same again"
+        if again and self._ranks.rank == 0 and now != self._said_of_ranks:  # once, if it stays like that
+            self._said_of_ranks = now
             self._warn(f"ranks did not hold the tensors that saves were planned for: planned anew, {now}")
         if why:
             self._fall_back(why)

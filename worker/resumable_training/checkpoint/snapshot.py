@@ -108,7 +108,6 @@ class Snapshot:
         self.plan: Plan | None = None
         self.arena: Arena | None = None
         self.unlike = ""  # what not all ranks had alike when they agreed
-        self.changed = False  # that is something else than the time before
         self.made_anew = ""  # a tensor that a state_dict() makes each time, if any
 
     def agree(self, content: Content) -> str:
@@ -118,8 +117,7 @@ class Snapshot:
             CheckpointError: on all ranks, as ``collect``.
         """
         values = self._ranks.together(lambda: self._build(content))
-        self._agreed, unlike = self._compare(values)
-        self.changed, self.unlike = unlike != self.unlike, unlike
+        self._agreed, self.unlike = self._compare(values)
         # One after another on all ranks: room is looked for before any of a machine's ranks takes its part.
         for act in (
             lambda: self._make_plan(values),
