@@ -5,7 +5,7 @@ Most of what a restart on a healthy machine takes is imports. ``PreloadStarter``
 and training goes on. ``preload_hook`` is the parent's side; what makes a command fit is in
 ``preload_command``.
 
-Messages are one packet of JSON each. Of the parent: ``probed {torch}``, ``ready {seconds, modules}``,
+Messages are one packet of JSON each. Of the parent: ``probed {wanted}``, ``ready {seconds, modules}``,
 ``unfit {why}``, and to each request ``started {pid}`` or ``refused {why, lasting, again}``. Of the agent,
 with two descriptors, the rank's output and its gate: ``{set, unset}``, variables of its environment.
 """
@@ -51,12 +51,16 @@ TORCH_SECONDS = (5.0, 30.0)  # after its start, whether a rank of an unknown pro
 _LOOK_SECONDS = 0.5
 MOST_PARENTS = 5
 REQUEST_BYTES = 1 << 16  # the parent takes twice as much in one packet
-_HOOK = {"sitecustomize.py": "preload_hook.py", "resumable_preload_rank.py": "preload_rank.py"}
+_HOOK = {
+    "sitecustomize.py": "preload_hook.py",
+    "resumable_preload_rank.py": "preload_rank.py",
+    "resumable_preload_native.py": "preload_native.py",
+}
 _HEAD_BYTES, _TEXT_BYTES = 1024, 1 << 20
 
 
 class Parent:
-    """One process that asks to be spoken to: the probe of an interpreter, or a parent of ranks."""
+    """One process that asks to be spoken to: it probes an interpreter, and is a parent of ranks then."""
 
     def __init__(self, starter: "PreloadStarter", command: Tuple[str, ...], settings: Dict[str, Any]) -> None:
         spec = starter.spec
@@ -234,14 +238,18 @@ class PreloadStarter:
     # parents ------------------------------------------------------------------------------------------
 
     def _probe(self) -> None:
-        """Ask the interpreter whether it runs what we put before the script. Else it would run the script."""
+        """Make a parent. First it runs nothing, to see whether this interpreter runs what we put before a
+        script: else it would run the script."""
         assert self._program is not None
+        if self._made == MOST_PARENTS:
+            self._give_up("%d preloaded parents were needed; there will be no more" % MOST_PARENTS)
+            return
         try:
             self._write_hook()
         except OSError as error:
             self._give_up("what ranks are forked by can't be written: %s" % error)
             return
-        self._make((*self._program.interpreter, "-c", ""), {"probe": True})
+        self._make((*self._program.interpreter, "-c", ""), self._settings(self._program))
 
     def _write_hook(self) -> None:
         with zipfile.ZipFile(self.hook, "w") as archive:
@@ -250,23 +258,19 @@ class PreloadStarter:
                 assert text is not None
                 archive.writestr(name, text)
 
-    def _make_parent(self) -> None:
-        if self._made == MOST_PARENTS:
-            self._give_up("%d preloaded parents were needed; there will be no more" % MOST_PARENTS)
-            return
-        self._made += 1
-        assert self._program is not None
-        settings = {
-            "probe": False,
-            "way": self._program.way,
-            "target": self._program.target,
+    def _settings(self, program: PythonProgram) -> Dict[str, Any]:
+        return {
+            "probe": True,
+            "command": self.spec.command,
+            "way": program.way,
+            "target": program.target,
             "usual": commands.USUAL,
+            "native": commands.NATIVE,
+            "beside": commands.BESIDE,
             "named": self.spec.preload_modules,
             "directory": self.spec.working_directory,
             "forced": self._forced,
-            "title": "rtj-preload: " + " ".join(self.spec.command),
         }
-        self._make(self.spec.command, settings)
 
     def _make(self, command: Tuple[str, ...], settings: Dict[str, Any]) -> None:
         try:
@@ -285,9 +289,10 @@ class PreloadStarter:
             message = {}
         kind = message.get("kind")
         if kind == "probed":
-            self._drop()
-            if message["torch"] or self.spec.preload_modules:
-                self._make_parent()
+            if message["wanted"]:
+                self._made += 1
+            else:
+                self._drop()
         elif kind == "ready":
             parent.ready = True
             self._say("preloaded %d modules in %.1f s" % (len(message["modules"]), message["seconds"]))

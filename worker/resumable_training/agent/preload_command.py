@@ -28,6 +28,13 @@ USUAL = (
     "resumable_training.run",
     *("resumable_training.checkpoint." + name for name in _LIBRARY),
 )
+# Of those, what needs no library of torch's, and can be imported while they are loaded; and before that,
+# modules with small libraries that it needs, since only one can be loaded at a time.
+BESIDE = ("sympy",)
+NATIVE = (
+    *("array", "bisect", "bz2", "cmath", "decimal", "fcntl", "hashlib", "lzma", "random", "select"),
+    *("subprocess", "unicodedata"),
+)
 # One thread, and no look for GPUs that would make a context: what a process must keep to that is forked.
 FORCED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 _ALSO_ONE = ("MKL_NUM_THREADS",)  # where the user sets it

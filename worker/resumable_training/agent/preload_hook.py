@@ -14,12 +14,15 @@ import importlib
 import importlib.util
 import json
 import os
+import signal
 import socket
 import sys
 import time
-from typing import Any, ClassVar, Dict, List, Optional, Tuple
+from typing import Any, ClassVar, Dict, List, NoReturn, Optional, Tuple
 
-ranks: Any = importlib.import_module("resumable_preload_rank")  # preload_rank, beside this in an archive
+# preload_rank and preload_native, beside this in an archive
+ranks: Any = importlib.import_module("resumable_preload_rank")
+native: Any = importlib.import_module("resumable_preload_native")
 
 VARIABLE = "RESUMABLE_PRELOAD"  # JSON: what the agent wants
 # Different in each rank or attempt, as is RESUMABLE_*: what an import reads of them would hold for one only.
@@ -57,15 +60,17 @@ def main(settings: Dict[str, Any]) -> None:
     """Answer the agent's first question, or be the parent; returns in ranks."""
     began = time.monotonic()
     control = socket.socket(fileno=settings["control"])
-    control.set_inheritable(False)
     if settings["probe"]:
-        has_torch = importlib.util.find_spec("torch") is not None
-        tell(control, kind="probed", torch=has_torch)
+        is_wanted = bool(settings["named"]) or importlib.util.find_spec("torch") is not None
+        tell(control, kind="probed", wanted=is_wanted)
+        if is_wanted:
+            become_parent(settings)
         os._exit(0)
+    control.set_inheritable(False)
     with open("/proc/self/comm", "rb") as comm:
         settings["comm"] = comm.read().strip()
     ranks.prctl(ranks.PR_SET_NAME, b"rtj-preload")
-    ranks.show(arguments=os.fsencode(settings["title"]) + b"\0")
+    ranks.show(arguments=os.fsencode("rtj-preload: " + " ".join(settings["command"])) + b"\0")
     try:
         if sys.version_info < (3, 9):
             raise Unfit("Python is %s here; 3.9 or newer is needed" % sys.version.split()[0])
@@ -82,6 +87,21 @@ def main(settings: Dict[str, Any]) -> None:
     serve(control, settings, known)
 
 
+def become_parent(settings: Dict[str, Any]) -> NoReturn:
+    """Run the rank's command in this process: its interpreter has just shown that it runs this file first.
+
+    Raises:
+        OSError: it can't be run.
+    """
+    with open("/proc/self/environ", "rb") as file:  # as it was before anything here could change it
+        entries = [entry.partition(b"=") for entry in file.read().split(b"\0") if entry]
+    environment = {name: value for name, _, value in entries}
+    environment[os.fsencode(VARIABLE)] = json.dumps(dict(settings, probe=False)).encode()
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as in the trampoline
+        signal.signal(number, signal.SIG_DFL)
+    os.execvpe(settings["command"][0], settings["command"], environment)  # noqa: S606 - the user's argv
+
+
 def restore_environment(settings: Dict[str, Any]) -> None:
     """That of a rank, here and in what is started from here; ``sys.path``, too."""
     del os.environ[VARIABLE]
@@ -91,7 +111,7 @@ def restore_environment(settings: Dict[str, Any]) -> None:
         os.environ["PYTHONPATH"] = settings["pythonpath"]
     sys.path[:] = [entry for entry in sys.path if entry != settings["hook"]]
     sys.path_importer_cache.pop(settings["hook"], None)
-    del sys.modules["resumable_preload_rank"]
+    del sys.modules["resumable_preload_rank"], sys.modules["resumable_preload_native"]
 
 
 # importing ----------------------------------------------------------------------------------------------
@@ -121,7 +141,7 @@ def preload(settings: Dict[str, Any]) -> List[str]:
     if first is not None:
         sys.path.insert(0, first)
     try:
-        usual = load_all_usual(settings["usual"])
+        usual = load_all_usual(settings)
         for name in settings["named"]:
             load_named(name)
     finally:
@@ -159,19 +179,23 @@ def load(name: str) -> None:
         raise Unfit("importing %s raised %s: %s" % (name, type(error).__name__, error)) from error
 
 
-def load_all_usual(names: List[str]) -> List[str]:
-    """Import those that are installed and work; which they were.
+def load_all_usual(settings: Dict[str, Any]) -> List[str]:
+    """Import those of the usual that are installed and work; which they were.
 
     Nearly all that they make stays: to look for garbage in it meanwhile takes a quarter of the time.
 
     Raises:
         Unfit: as ``load_usual``.
     """
+    finder = native.Beside(settings["native"], [*filter(is_installed, settings["beside"])], load_usual)
+    sys.meta_path.insert(0, finder)
     collects = gc.isenabled()
     gc.disable()
     try:
-        return [name for name in names if is_installed(name) and load_usual(name)]
+        return [name for name in settings["usual"] if is_installed(name) and load_usual(name)]
     finally:
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
         gc.freeze()  # the next collection is not to begin with all of it
         if collects:
             gc.enable()
