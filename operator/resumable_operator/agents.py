@@ -53,6 +53,7 @@ class AgentPool:
         self._ticker: asyncio.Task[None] | None = None
         self._heartbeat_seconds = HEARTBEAT_SECONDS
         self._gates = Gates()
+        self._spoke: dict[str, asyncio.Event] = {}  # by job, while somebody waits for its agents' words
 
     def subscribe(
         self,
@@ -87,6 +88,33 @@ class AgentPool:
         for worker, endpoint in wanted.items():
             if worker not in links:
                 links[worker] = self._open(job_key, endpoint, cursors)
+
+    def meet(self, job_key: str, endpoint: Endpoint, cursors: dict[str, int]) -> None:
+        """Open the stream of a worker that has just come, for a job that is followed. ``sync`` would when the
+        job's turn comes: in a recovery that may have to wait for a write, which connecting need not."""
+        links = self._jobs.get(job_key)
+        if links is not None and endpoint.worker not in links:
+            links[endpoint.worker] = self._open(job_key, endpoint, cursors)
+
+    async def stopped(self, job_key: str, attempt: int, workers: Iterable[str], seconds: float) -> None:
+        """Wait until no agent of these that is heard says that ranks of the attempt run; at most so long."""
+        spoke = self._spoke[job_key] = asyncio.Event()
+        try:
+            async with asyncio.timeout(seconds):
+                for worker in workers:
+                    while self._runs(job_key, worker, attempt):
+                        spoke.clear()
+                        await spoke.wait()
+        except TimeoutError:
+            logger.debug("%s: not all ranks of attempt %d have ended in %g s", job_key, attempt, seconds)
+        finally:
+            del self._spoke[job_key]
+
+    def _runs(self, job_key: str, worker: str, attempt: int) -> bool:
+        link = self._jobs.get(job_key, {}).get(worker)
+        if link is None or not link.connected or link.state is None:
+            return False
+        return link.state.attempt == attempt and link.state.state in ("running", "draining")
 
     def connected(self) -> int:
         """Number of agents, of all jobs, whose stream is open now."""
@@ -157,7 +185,7 @@ class AgentPool:
             client,
             self._clock,
             dict(cursors),
-            lambda: self._on_change(job_key),
+            lambda: self._changed(job_key),
             lambda: self._on_progress(job_key),
             lambda event: self._heard(job_key, endpoint.worker, event),
             lambda: self._heartbeat_seconds,
@@ -165,6 +193,11 @@ class AgentPool:
         )
         link.start()
         return link
+
+    def _changed(self, job_key: str) -> None:
+        self._on_change(job_key)
+        if job_key in self._spoke:
+            self._spoke[job_key].set()
 
     def _heard(self, job_key: str, worker: str, event: Event) -> None:
         """Whom another agent can't reach is asked by us, too: a stream that beats seldom would tell late."""

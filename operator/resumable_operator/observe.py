@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable
 from typing import Protocol
@@ -80,10 +79,10 @@ async def observe(
     Raises:
         RetryableError: the cluster could not be asked.
     """
-    workers, nodes, capacity = await asyncio.gather(
-        cluster.workers(job), cluster.nodes(job), cluster.capacity(job)
-    )
-    await agents.sync(job.key, _endpoints(cluster, job, workers), job.status.cursors)
+    nodes, capacity = await cluster.nodes(job), await cluster.capacity(job)
+    workers = await cluster.workers(job)  # last: none that came since may lose its stream
+    found = (endpoint_of(cluster, job, worker) for worker in workers)
+    await agents.sync(job.key, [endpoint for endpoint in found if endpoint], job.status.cursors)
     return Observation(
         job=job,
         workers=tuple(sorted(workers, key=lambda worker: (worker.place, worker.incarnation))),
@@ -97,10 +96,8 @@ async def observe(
     )
 
 
-def _endpoints(cluster: Cluster, job: Job, workers: Iterable[Worker]) -> list[Endpoint]:
-    """Workers whose agent can be asked. Those being deleted too: they report how their attempt ended."""
-    return [
-        Endpoint(worker.name, worker.address, worker.agent_port, cluster.agent_key(job, worker))
-        for worker in workers
-        if worker.phase == "running" and worker.address and worker.agent_port
-    ]
+def endpoint_of(cluster: Cluster, job: Job, worker: Worker) -> Endpoint | None:
+    """Where its agent can be asked; also while it is being deleted: it reports how its attempt ended."""
+    if worker.phase != "running" or not worker.address or not worker.agent_port:
+        return None
+    return Endpoint(worker.name, worker.address, worker.agent_port, cluster.agent_key(job, worker))

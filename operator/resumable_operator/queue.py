@@ -2,7 +2,8 @@
 
 A key that is added while it is being worked on is handed out once more when that work is done, however often
 it was added: changes are never lost and never pile up. Keys with news come before those that are looked at as
-a routine: a thousand looks now and then must not keep one failure waiting. ``reconcile`` is its only caller.
+a routine: a thousand looks now and then must not keep one failure waiting. While news are worked on few of
+those are begun beside them, since both wait for the same API server. ``reconcile`` is its only caller.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+
+ROUTINES_BESIDE_NEWS = 2  # worked on at the same time
 
 
 class WorkQueue:
@@ -29,7 +32,7 @@ class WorkQueue:
         self._news_since: dict[str, float] = {}
         self._news: dict[str, None] = {}  # those to hand out, in order
         self._routine: dict[str, None] = {}
-        self._processing: set[str] = set()
+        self._processing: dict[str, bool] = {}  # key -> whether it is a routine
         self._timers: dict[str, tuple[float, bool, asyncio.TimerHandle]] = {}
         self._failures: dict[str, int] = {}
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -81,14 +84,14 @@ class WorkQueue:
 
     async def get(self, *, news_only: bool = False) -> str:
         """The next key; the caller must call ``done`` with it. ``news_only``: no routine."""
-        while not self._news and (news_only or not self._routine):
+        while not self._news and (news_only or not self._routine_may_begin()):
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             (self._waiting_for_news if news_only else self._waiting).append(waiter)
             await waiter
         found = self._news or self._routine
         key = next(iter(found))
-        del found[key], self._dirty[key]
-        self._processing.add(key)
+        del found[key]
+        self._processing[key] = self._dirty.pop(key)
         since = self._news_since.pop(key, None)
         if since is not None:
             self._waited(asyncio.get_running_loop().time() - since)
@@ -97,9 +100,11 @@ class WorkQueue:
 
     def done(self, key: str) -> None:
         """End of the work that ``get`` began."""
-        self._processing.discard(key)
+        self._processing.pop(key, None)
         if key in self._dirty:
             self._hand_out(key)
+        else:
+            self._wake_one()  # a routine may have waited for the end of this
 
     def forget(self, key: str) -> None:
         """The key's object is gone: no more timers or failures for it."""
@@ -112,6 +117,11 @@ class WorkQueue:
         """Cancel all timers."""
         for key in list(self._timers):
             self.forget(key)
+
+    def _routine_may_begin(self) -> bool:
+        routines = sum(self._processing.values())
+        calm = routines == len(self._processing)
+        return bool(self._routine) and (calm or routines < ROUTINES_BESIDE_NEWS)
 
     def _expire(self, key: str) -> None:
         _, routine, _ = self._timers.pop(key)
@@ -129,7 +139,7 @@ class WorkQueue:
     def _wake_one(self) -> None:
         """Of those that wait and would take what is there; who is woken for nothing waits again."""
         would_take = [self._waiting_for_news, self._waiting] if self._news else [self._waiting]
-        for waiting in would_take if len(self) else ():
+        for waiting in would_take if self._news or self._routine_may_begin() else ():
             while waiting:
                 waiter = waiting.popleft()
                 if not waiter.done():

@@ -18,7 +18,7 @@ from resumable_operator.agents import AgentPool
 from resumable_operator.calls import Calls
 from resumable_operator.changes import Changes, may_wait
 from resumable_operator.clock import Clock
-from resumable_operator.cluster.port import Cluster
+from resumable_operator.cluster.port import Change, Cluster
 from resumable_operator.decide.actions import (
     Action,
     CreateWorker,
@@ -33,7 +33,7 @@ from resumable_operator.decide.actions import (
 from resumable_operator.decide.claim import hands_off_seconds, hands_off_text
 from resumable_operator.decide.observation import Job, Observation, Refusal, TimedEvent
 from resumable_operator.decide.plan import decide
-from resumable_operator.decide.reflex import to_stop
+from resumable_operator.decide.reflex import begins_to_end, to_stop
 from resumable_operator.errors import (
     AgentRefused,
     AgentUnreachable,
@@ -44,7 +44,7 @@ from resumable_operator.errors import (
     SpecError,
 )
 from resumable_operator.model import AttemptStatus
-from resumable_operator.observe import SpecChecks, observe
+from resumable_operator.observe import SpecChecks, endpoint_of, observe
 from resumable_operator.queue import WorkQueue
 from resumable_training.contract.assignment import REQUEST_STOP, Request
 from resumable_training.contract.events import Event
@@ -52,7 +52,9 @@ from resumable_training.contract.events import Event
 logger = logging.getLogger(__name__)
 
 SHORTEST_WAIT_SECONDS = 0.01  # a wake-up in the past must not become a busy loop
+END_SECONDS = 0.1  # ranks that are stopped end within milliseconds; more is not worth a status write
 ANSWER_SECONDS = 0.25  # agents answer at once; one that first has to end ranks, or is gone, holds up nobody
+SOON_SECONDS = 1.0  # what is for people alone waits so long for a write that has to be
 PROGRESS_SHARE = 1 / 6  # of the time until status is written anyway
 LEAST_SHARE = 0.25  # of that time, until the first write after one that had a reason
 
@@ -147,14 +149,15 @@ class Reconciler:
         observation = await self._observe(key)
         if observation is None:
             return None
-        now = self._clock.now()
-        plan = self._decide(observation, now)
-        self._settings.on_pass(observation, plan)
-        self._attempts[key] = plan.status.attempt
+        plan, now, rows = self._plan(observation)
         done, calls = _Done(), list[asyncio.Task[int]]()
-        rows = Rows.of(plan.actions)
         try:
             calls += self._call(observation.job, rows.stops)  # of what is over: nothing is to be reserved
+            if rows.stops and begins_to_end(observation.job.status.attempt, plan.status.attempt):
+                asked, observation = rows.stops, await self._see_the_end(observation, plan.status.attempt)
+                plan, now, rows = self._plan(observation)
+                more = {agent: row for agent, row in rows.stops.items() if agent not in asked}
+                calls += self._call(observation.job, more)
             job, unwritten = await self._write(observation.job, plan, now)
             calls += self._call(job, rows.calls)
             await self._change(job, rows, done)
@@ -165,6 +168,20 @@ class Reconciler:
             raise
         self._schedule(key, plan, now, unwritten, done)
         return plan
+
+    def _plan(self, observation: Observation) -> tuple[Plan, float, Rows]:
+        """With the time that it was made at, and its actions in rows."""
+        key, now = observation.job.key, self._clock.now()
+        plan = self._decide(observation, now)
+        self._settings.on_pass(observation, plan)
+        self._attempts[key] = plan.status.attempt
+        return plan, now, Rows.of(plan.actions)
+
+    async def _see_the_end(self, seen: Observation, attempt: AttemptStatus) -> Observation:
+        """The same job once the attempt's ranks have ended, which they were asked to, or after a moment."""
+        key, members = seen.job.key, [member.worker for member in attempt.members]
+        await self._agents.stopped(key, attempt.number, members, END_SECONDS)
+        return await observe(self._cluster, self._agents, seen.job, seen.problems, self._refusals.get(key))
 
     async def _observe(self, key: str) -> Observation | None:
         """None when there is nothing to decide: the job is gone, or another operator's, or it can't be read,
@@ -237,11 +254,25 @@ class Reconciler:
             try:
                 async for change in self._cluster.watch():
                     self.queue.add(change.job_key)
+                    await self._meet(change)
                 logger.info("the watch ended; watching again")
             except ResumableError as error:
                 _raise_if_fatal(error)
                 logger.warning("the watch broke: %s", error)
             await asyncio.sleep(1.0)
+
+    async def _meet(self, change: Change) -> None:
+        """A worker that has come is connected to at once; the pass that needs it finds it connected."""
+        key, worker = change.job_key, change.worker
+        if worker is None or change.gone or key in self._others:
+            return
+        try:
+            job = await self._cluster.job(key)
+        except SpecError:
+            return  # told by its pass
+        endpoint = endpoint_of(self._cluster, job, worker) if job is not None else None
+        if job is not None and endpoint is not None and self._uids.get(key) == job.uid:
+            self._agents.meet(key, endpoint, job.status.cursors)
 
     async def _relist(self) -> None:
         """Look at every job now and then that nothing else made anybody look at; at all at once only at the
@@ -294,6 +325,8 @@ class Reconciler:
         Returns the job as stored, and whether changes are left for a later write.
         """
         changed = plan.status != job.status
+        if plan.soon:
+            self._write_due_at[job.key] = min(self._write_due(job.key), now + SOON_SECONDS)
         if not changed or not (plan.must_write or now >= self._write_due(job.key)):
             return job, changed
         await self._settings.moment("write")

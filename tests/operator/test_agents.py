@@ -156,6 +156,33 @@ async def test_events_are_told_as_they_come(agent: FakeAgent, pool: AgentPool) -
     await until(lambda: told == [(JOB, "w-0-1", events.HANG)])
 
 
+async def test_a_newcomer_is_connected_to_before_its_turn(agent: FakeAgent, pool: AgentPool) -> None:
+    """Once, and only for a job that is followed; the job's own turn keeps that stream."""
+    pool.meet(JOB, endpoint(agent), {})
+    assert pool.agents(JOB) == {}
+    await pool.sync(JOB, [], {})
+    pool.meet(JOB, endpoint(agent), {})
+    await until(lambda: pool.agents(JOB)["w-0-1"].connected)
+    link = pool._jobs[JOB]["w-0-1"]
+    pool.meet(JOB, endpoint(agent), {})
+    await pool.sync(JOB, [endpoint(agent)], {})
+    assert pool._jobs[JOB]["w-0-1"] is link
+
+
+async def test_the_end_of_ranks_is_awaited(agent: FakeAgent, pool: AgentPool) -> None:
+    """Until the agent says so, of that attempt; who is not heard is not waited for, nor anybody for long."""
+    agent.state = dataclasses.replace(agent.state, attempt=2, state="running")
+    await pool.sync(JOB, [endpoint(agent)], {})
+    await until(lambda: pool.agents(JOB)["w-0-1"].state is not None)
+    await asyncio.wait_for(pool.stopped(JOB, 1, ["w-0-1", "w-1-1"], 60.0), 10)
+    await asyncio.wait_for(pool.stopped(JOB, 2, ["w-0-1"], 0.05), 10)
+    waiting = asyncio.create_task(pool.stopped(JOB, 2, ["w-1-1", "w-0-1"], 60.0))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    agent.tell(events.ATTEMPT_ENDED, attempt=2, outcome="stopped")
+    await asyncio.wait_for(waiting, 10)
+
+
 async def test_events_arrive_and_wake(agent: FakeAgent, pool: AgentPool) -> None:
     """Events come as they happen, and each wakes the job."""
     woken: list[str] = []

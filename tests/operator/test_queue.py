@@ -86,6 +86,22 @@ async def test_some_wait_for_news_only() -> None:
     assert len(queue) == 1
 
 
+async def test_few_routines_are_begun_beside_news() -> None:
+    """Of many that wait two are worked on while there is one with news, whoever asks; then all are."""
+    queue = WorkQueue()
+    for number in range(5):
+        queue.add(f"routine {number}", routine=True)
+    queue.add("news")
+    assert await queue.get() == "news"
+    waiting = [asyncio.create_task(queue.get()) for _ in range(5)]
+    begun, _ = await asyncio.wait(waiting, timeout=0.05)
+    assert sorted(task.result() for task in begun) == ["routine 0", "routine 1"]
+    queue.done("routine 0")
+    queue.done("news")
+    found = await asyncio.wait_for(asyncio.gather(*waiting), 5)
+    assert sorted(found) == [f"routine {number}" for number in range(5)]
+
+
 async def test_a_routine_look_is_not_forgotten_over_news() -> None:
     """One who was woken for it may take news that came meanwhile; then another is woken."""
     queue = WorkQueue()

@@ -72,6 +72,7 @@ class Plan:
 
     ``status`` is written first when ``must_write`` (something is reserved or worth telling), then the actions
     are done. When it is not written, nothing is lost: the next pass computes it again from the same events.
+    ``soon``: something in it is for people alone, who can wait for a second.
     """
 
     status: JobStatus
@@ -80,6 +81,7 @@ class Plan:
     must_write: bool
     due_at: float | None = None  # then a wait is over, so decide again no later (seconds)
     look_at: float | None = None  # look no later than this, in case that something was not told
+    soon: bool = False
 
     @property
     def wake_at(self) -> float | None:

@@ -14,9 +14,15 @@ def condition(status: JobStatus, type_: str) -> Condition | None:
 
 
 def set_condition(
-    draft: Draft, type_: str, value: Literal["True", "False"], reason: str, message: str = ""
+    draft: Draft,
+    type_: str,
+    value: Literal["True", "False"],
+    reason: str,
+    message: str = "",
+    *,
+    urgent: bool = True,
 ) -> None:
-    """Set one condition; a change of its value is written at once."""
+    """Set one condition; a change of its value is written at once, or soon if it is not ``urgent``."""
     old = condition(draft.status, type_)
     moved = old is None or old.status != value
     new = Condition(
@@ -31,8 +37,10 @@ def set_condition(
         return
     others = tuple(item for item in draft.status.conditions if item.type != type_)
     draft.set(conditions=tuple(sorted((*others, new), key=lambda item: item.type)))
-    if moved:
+    if moved and urgent:
         draft.reserve()
+    elif moved:
+        draft.soon = True
 
 
 def set_if_known(draft: Draft, type_: str, holds: bool, reason: str, message: str = "") -> None:

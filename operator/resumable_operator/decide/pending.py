@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Literal
 
 from resumable_operator.decide.avoid import avoid_node
 from resumable_operator.decide.conditions import condition, set_condition
@@ -36,24 +37,30 @@ def why_waiting(draft: Draft) -> str:
 def show_readiness(draft: Draft, wanted: int) -> None:
     """Condition ``WorkersReady``: every wanted worker can take part.
 
+    In a recovery it changes to and fro, beside writes that must be: they have it in them, mostly.
+
     Args:
         wanted: replicas and spares; 0 while nothing is wanted.
     """
     ready = sum(_is_there(draft, worker) for worker in draft.observation.workers)
     if not wanted:
-        set_condition(draft, CONDITION, "False", "NoneWanted", "no workers are wanted now")
+        _set(draft, "False", "NoneWanted", "no workers are wanted now")
         return
     if ready >= wanted:
-        set_condition(draft, CONDITION, "True", "AllReady", f"{wanted} of {workers_are(wanted)} ready")
+        _set(draft, "True", "AllReady", f"{wanted} of {workers_are(wanted)} ready")
         return
     reason = _reason(draft)
     before = condition(draft.status, CONDITION)
     why = why_waiting(draft)
     text = f"{ready} of {workers_are(wanted)} ready" + (f"; {why}" if why else "")
-    set_condition(draft, CONDITION, "False", reason, text)
+    _set(draft, "False", reason, text)
     known = before.reason if before else ""
     if reason not in (STARTING, _SPEC_NOT_VALID, known, _SAME_TROUBLE.get(known)):
         draft.tell("Warning", "WorkersWaiting", text)
+
+
+def _set(draft: Draft, value: Literal["True", "False"], reason: str, text: str) -> None:
+    set_condition(draft, CONDITION, value, reason, text, urgent=False)
 
 
 def give_up_stuck(draft: Draft) -> None:

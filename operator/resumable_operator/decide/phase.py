@@ -36,7 +36,7 @@ def settle_control_phase(draft: Draft) -> None:
     wanted = _control_phase(draft)
     if wanted is not None and wanted != draft.status.ledger.open_phase:
         draft.set(ledger=ledger.enter(draft.status.ledger, wanted, draft.now_ms))
-        draft.reserve()
+        draft.soon = True  # until it is written the time goes to the phase before
 
 
 def hold_gpus(draft: Draft) -> None:

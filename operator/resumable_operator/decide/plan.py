@@ -65,7 +65,15 @@ def decide(observation: Observation, now: float) -> Plan:
     hold_gpus(draft)
     summarize(draft)
     reason = "; ".join(draft.notes)
-    return Plan(draft.status, tuple(draft.actions), reason, draft.must_write, draft.wake_at, draft.look_at)
+    return Plan(
+        draft.status,
+        tuple(draft.actions),
+        reason,
+        draft.must_write,
+        draft.wake_at,
+        draft.look_at,
+        draft.soon,
+    )
 
 
 def _start_clock(draft: Draft) -> None:

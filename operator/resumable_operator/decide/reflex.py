@@ -1,8 +1,8 @@
-"""Whether one event of an agent ends the attempt beyond doubt.
+"""What is done to an attempt's ranks before a status is written, since nothing has to be reserved for it.
 
-Then its other ranks need not live on until a pass has been made, which may have to wait for an API server.
-Stricter than what passes decide: where a pass might see a drain, a success or a mere consequence, it is left
-to the pass.
+One event of an agent may end the attempt beyond doubt. Then its other ranks need not live on until a pass has
+been made, which may have to wait for an API server. Stricter than what passes decide: where a pass might see
+a drain, a success or a mere consequence, it is left to the pass.
 """
 
 from __future__ import annotations
@@ -27,6 +27,13 @@ def to_stop(attempt: AttemptStatus, worker: str, event: Event) -> tuple[str, ...
     peers = tuple(member.worker for member in attempt.members if member.worker != worker)
     is_member = len(peers) < len(attempt.members)
     return peers if is_member and _is_running(attempt) and _is_failure(attempt, worker, event) else ()
+
+
+def begins_to_end(before: AttemptStatus, after: AttemptStatus) -> bool:
+    """This pass ends the attempt, and its ranks are being stopped. They mostly have gone within milliseconds:
+    who looks again then sees the whole end, and what comes after it, and has one status to write for all."""
+    same = (before.number, "ending") == (after.number, after.state)
+    return same and before.state in ("forming", "running", "draining")
 
 
 def _is_running(attempt: AttemptStatus) -> bool:

@@ -46,6 +46,7 @@ def note_problems(draft: Draft) -> None:
     if problems is not None:
         _judge(draft, problems)
         draft.set(checked_generation=job.generation, checked_at=draft.now)
+        draft.reserve()  # until that is written each pass would ask again, also those of a recovery
     if blocked(draft) and not draft.finished:
         at, known = draft.status.checked_at, condition(draft.status, CONDITION)
         if at is not None and known is not None and is_checked(draft):

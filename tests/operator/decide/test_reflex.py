@@ -13,7 +13,7 @@ from world import World
 from resumable_operator.decide.membership import choose_members
 from resumable_operator.decide.observation import TimedEvent, Worker
 from resumable_operator.decide.plan import decide
-from resumable_operator.decide.reflex import to_stop
+from resumable_operator.decide.reflex import begins_to_end, to_stop
 from resumable_operator.model import AttemptStatus
 from resumable_training.contract import events, exitcodes
 from resumable_training.contract.codec import to_plain
@@ -71,6 +71,16 @@ def test_what_is_left_to_a_pass(event: Event) -> None:
 def test_attempts_that_are_not_simply_running(changes: dict[str, Any]) -> None:
     """A drain, an end or a success may explain the exit."""
     assert to_stop(RUNNING.model_copy(update=changes), "w-1-1", exited()) == ()
+
+
+@pytest.mark.parametrize("state", ["forming", "running", "draining", "ending", "ended"])
+def test_an_end_begins_once(state: str) -> None:
+    """In the pass that goes from an attempt that lives to its end; not in those that wait for it."""
+    before = RUNNING.model_copy(update={"state": state})
+    ending = RUNNING.model_copy(update={"state": "ending"})
+    assert begins_to_end(before, ending) == (state in ("forming", "running", "draining"))
+    assert not begins_to_end(before, RUNNING.model_copy(update={"state": "ended"}))
+    assert not begins_to_end(before, ending.model_copy(update={"number": 5}))
 
 
 def test_a_stranger_ends_nothing() -> None:

@@ -1,0 +1,101 @@
+"""What a recovery need not wait for: writes that the next one has in it, and its turn to connect."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from one_job import KEY, STOP, World, plan, running
+
+from resumable_operator.agent_client import Endpoint
+from resumable_operator.cluster.port import Change
+from resumable_operator.decide.actions import CreateWorker, Plan, SendRequest
+from resumable_operator.decide.observation import Worker
+from resumable_operator.model import AttemptStatus, JobStatus
+from resumable_operator.reconcile import SOON_SECONDS
+from resumable_training.contract.assignment import Request
+
+NEWCOMER = Worker("w-1-2", 1, 2, "running", address="127.0.0.1", agent_port=1)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def attempt(state: str, number: int = 1) -> AttemptStatus:
+    return AttemptStatus.model_validate({"number": number, "state": state})
+
+
+def soon(step: int) -> Plan:
+    return replace(plan(step=step), soon=True)
+
+
+async def test_what_is_for_people_waits_for_a_write_that_must_be(world: World) -> None:
+    """It is in that one; without one it is written after a second, by itself."""
+    world.plans = [plan(step=1, must_write=True), soon(2), plan(step=3, must_write=True), soon(4), soon(5)]
+    reconciler = world.reconciler(status_seconds=3600.0)
+    for _ in range(4):
+        await reconciler.step(KEY)
+    assert world.cluster.done == ["write step 1", "write step 3"]
+    world.clock.time += SOON_SECONDS
+    await reconciler.step(KEY)
+    assert world.cluster.done == ["write step 1", "write step 3", "write step 5"]
+    reconciler.queue.close()
+
+
+async def test_an_end_that_is_over_at_once_is_written_once(world: World) -> None:
+    """Its ranks are stopped, then looked at again: what is decided then is written and done, and nobody is
+    stopped twice. Nothing is created for the first decision, which was never written."""
+    assert world.cluster.stored is not None
+    world.cluster.stored = replace(world.cluster.stored, status=JobStatus(attempt=attempt("running")))
+    begun = (STOP, CreateWorker("w-1-2", 1, 2))
+    over = (STOP, SendRequest("w-2-1", Request("stop", attempt=1)), CreateWorker("w-1-3", 1, 3))
+    world.plans = [
+        Plan(JobStatus(step=1, attempt=attempt("ending")), begun, "begun", must_write=True),
+        Plan(JobStatus(step=2, attempt=attempt("forming", 2)), over, "over", must_write=True),
+    ]
+    made = await world.reconciler().step(KEY)
+    assert made is not None
+    assert made.reason == "over"
+    assert world.cluster.done == ["write step 2", "create w-1-3"]
+    assert world.agents.sent == [("w-0-1", "stop"), ("w-2-1", "stop")]
+    assert len(world.seen) == 2
+
+
+async def test_an_end_that_takes_its_time_is_looked_at_once_a_pass(world: World) -> None:
+    """Its beginning was written: nothing is decided anew between stopping and the next write."""
+    assert world.cluster.stored is not None
+    world.cluster.stored = replace(world.cluster.stored, status=JobStatus(attempt=attempt("ending")))
+    world.plans = [Plan(JobStatus(step=1, attempt=attempt("ending")), (STOP,), "", must_write=True)]
+    await world.reconciler().step(KEY)
+    assert world.cluster.done == ["write step 1"]
+    assert len(world.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "met"),
+    [
+        pytest.param(Change(KEY, "worker", NEWCOMER), True, id="it runs"),
+        pytest.param(Change(KEY, "worker", replace(NEWCOMER, phase="pending")), False, id="not yet"),
+        pytest.param(Change(KEY, "worker", replace(NEWCOMER, address="")), False, id="nowhere"),
+        pytest.param(Change(KEY, "worker", NEWCOMER, gone=True), False, id="gone"),
+        pytest.param(Change(KEY, "job"), False, id="no worker"),
+        pytest.param(Change("ns/other", "worker", NEWCOMER), False, id="of a job that is not there"),
+    ],
+)
+async def test_a_newcomer_is_met_by_the_watch(
+    world: World, monkeypatch: pytest.MonkeyPatch, change: Change, met: bool
+) -> None:
+    """Before any pass: it may have to wait for a write of the one before."""
+    found: list[tuple[str, Endpoint]] = []
+    monkeypatch.setattr(world.agents, "meet", lambda key, endpoint, _cursors: found.append((key, endpoint)))
+    world.plans = [plan()]
+    reconciler = world.reconciler()
+    await reconciler.step(KEY)
+    world.cluster.changes.put_nowait(change)
+    world.cluster.changes.put_nowait(Change(KEY, "job"))
+    await running(reconciler, world, 2)
+    await asyncio.sleep(0)
+    assert [(key, endpoint.worker) for key, endpoint in found] == ([(KEY, "w-1-2")] if met else [])
