@@ -55,6 +55,13 @@ def _count_or_auto(value: Any) -> Any:
     return value
 
 
+def _steps_or_auto(value: Any) -> Any:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_STEPS
+    if value != "auto" and not is_count:
+        raise ValueError("must be a number of steps from 1 on, or auto")
+    return value
+
+
 def _object_or_auto(value: Any) -> Any:
     if value != "auto" and not isinstance(value, (dict, BaseModel)):
         raise ValueError("must be the word auto, or an object with steps, seconds, or both")
@@ -262,6 +269,13 @@ class Checkpoint(SpecModel):
         description="Longest time of training between saves, whatever interval says, so that no failure "
         "costs more work than this. With auto, a save that takes longer to become durable goes beyond it. "
         "Default: no limit.",
+    )
+    memory_every_steps: Annotated[int | Literal["auto"], BeforeValidator(_steps_or_auto)] | None = Field(
+        default=None,
+        description="Between saves, copy the state every so many steps into memory that outlives a rank: a "
+        "number, or auto: as often as copies take at most 1 % of training. When ranks die and no worker is "
+        "lost, the last copy becomes a checkpoint and only the steps after it are done again. It stops the "
+        "ranks for the copy alone, and takes no more memory than saves do. Default: no such copies.",
     )
     keep: Annotated[int, Field(ge=2, le=10_000)] = Field(
         default=3,

@@ -122,10 +122,11 @@ def _half_checkpoints() -> list[str]:
 
 
 def settle_saves() -> None:
-    """The loop waits after each step until what is being saved is stored.
+    """The loop waits after each step until what is being saved is stored, and copies can be held.
 
     Steps of a test take milliseconds, and the next save would be due before the one before has landed: it is
-    then taken some steps later, and the test could not say at which.
+    then taken some steps later, and the test could not say at which. So with copies, which are left out until
+    the writer stands by.
     """
     _wrap("saving", "Saver", "after_step", after=_settle)
 
@@ -137,6 +138,9 @@ def _settle(saver: Any) -> None:
         clock.enter("checkpointing")
         saver.poll()
         time.sleep(0.002)
+    writing = engine._saver
+    while saver._copy_every and getattr(writing, "_letter", None) and not writing._stands_by:
+        writing._hear(0.002)
     clock.enter(before)
 
 

@@ -51,6 +51,21 @@ class Engine(Protocol):
         anew: bool,
     ) -> SaveReport: ...
 
+    def copy(
+        self,
+        state: Any,
+        /,
+        *,
+        step: int,
+        samples: int,
+        shared: dict[str, Any],
+        per_rank: dict[str, bytes],
+        durable_seconds: float | None,
+    ) -> bool: ...
+
+    @property
+    def copy_seconds(self) -> float | None: ...
+
     @property
     def busy(self) -> bool: ...
 
@@ -78,6 +93,9 @@ class Saver:
         self._state = state
         self._measured_blocking: float | None = None
         self._measured_durable: float | None = None
+        self._measured_copy: float | None = None
+        self._copies = 0
+        self._copy_every = 0  # steps; 0: no copies in memory. The same on all ranks
         self._saved_at = time.monotonic()
         self._next = schedule.Announcement(schedule.NEVER, 0)
         self._intervals = schedule.IntervalLog()
@@ -95,10 +113,12 @@ class Saver:
     # -- when ------------------------------------------------------------------------------------------
 
     def after_step(self) -> None:
-        """Save if it is due after the step just done, and tell of a save that has landed."""
+        """Save, or copy, if it is due after the step just done, and tell of a save that has landed."""
         self.poll()
         if self._session.step >= self._next.meet_at and self._meet():
             self._begin()
+        elif self._copy_every and self._session.step % self._copy_every == 0:
+            self._copy()
 
     def poll(self) -> None:
         """Tell of a save that has landed meanwhile. Not a collective; never waits.
@@ -142,6 +162,7 @@ class Saver:
         if go:
             self._saved_at = time.monotonic()
         mine = schedule.announce(session.settings, self._measured(), session.step, session.steps_here)
+        every = schedule.copy_every(session.settings, self._measured())
         news = self._intervals.news(session.settings, self._measured())
         if news is not None:
             session.say(news)
@@ -149,12 +170,12 @@ class Saver:
             mine = schedule.postponed(self._measured(), session.step)
         group = session.group.private
         if group is not None:
-            words = [mine.save_at, mine.meet_at, int(go), int(self._anew)]
+            words = [mine.save_at, mine.meet_at, int(go), int(self._anew), every]
             numbers = torch.tensor(words, dtype=torch.int64)
             dist.broadcast(numbers, src=0, group=group)
             mine, go = schedule.Announcement(int(numbers[0]), int(numbers[1])), bool(numbers[2])
-            self._anew = bool(numbers[3])
-        self._next = mine
+            self._anew, every = bool(numbers[3]), int(numbers[4])
+        self._next, self._copy_every = mine, every
         return go
 
     def _measured(self) -> schedule.Measured:
@@ -166,6 +187,7 @@ class Saver:
             blocking_seconds=self._measured_blocking,
             durable_seconds=self._measured_durable,
             settings_seconds=time.monotonic() - self._settings_at,
+            copy_seconds=self._measured_copy,
         )
 
     # -- what ------------------------------------------------------------------------------------------
@@ -217,6 +239,28 @@ class Saver:
         if report.durable:
             self._record(report)
         session.clock.enter(before)
+
+    def _copy(self) -> None:
+        """Have the state as it is now held in memory: no checkpoint, unless this attempt ends with it.
+
+        Not collective but for the first one: who has a save in flight leaves it out.
+        """
+        session = self._session
+        before, started = session.clock.phase, time.monotonic()
+        session.clock.enter("checkpointing")
+        done = self._engine.copy(
+            self._state,
+            step=session.step,
+            samples=session.samples,
+            shared=self._shared(),
+            per_rank=self._per_rank(),
+            durable_seconds=self._measured_durable,
+        )
+        session.clock.enter(before)
+        self._copies += done
+        if done and self._copies > 1:  # the first one plans, and takes memory
+            seconds = max(time.monotonic() - started, self._engine.copy_seconds or 0.0)
+            self._measured_copy = schedule.mean_cost(self._measured_copy, seconds)
 
     def _await(self) -> SaveReport | None:
         """Until nothing is in flight; what rank 0 knows of the last save."""

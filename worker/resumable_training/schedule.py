@@ -7,6 +7,7 @@ at distances that double up to half a minute of steps: early on nothing is known
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from resumable_training.contract.assignment import CheckpointConfig
@@ -18,6 +19,7 @@ POSTPONED_SECONDS = 0.1
 FIXED = "fixed"  # what bounds an interval that the user has set
 _SHORTEST_STEP = 1e-6  # seconds; keeps quotients finite
 _MEMORY = 0.3  # weight of the newest save in the mean cost
+COPY_SHARE = 0.01  # of training that copies in memory may take where they are made as often as that
 _WORTH_TELLING = 0.1  # a change of the interval by a tenth
 _WHY = {
     OPTIMUM: "Daly's optimum",
@@ -39,6 +41,7 @@ class Measured:
     blocking_seconds: float | None = None
     durable_seconds: float | None = None
     settings_seconds: float = 0.0
+    copy_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,20 @@ def announce(config: CheckpointConfig, measured: Measured, step: int, steps_here
     if measured.step_seconds > 0:
         ahead = min(ahead, max(1, int(MEET_SECONDS / max(measured.step_seconds, _SHORTEST_STEP))))
     return Announcement(save_at, min(save_at, step + ahead))
+
+
+def copy_every(config: CheckpointConfig, measured: Measured) -> int:
+    """Steps between copies in memory; 0: none are made.
+
+    Where copies cost as much as they may: COPY_SHARE of the steps' time. Before one was measured, a save's
+    stall stands for it, which is no shorter; before that nothing is known.
+    """
+    if config.memory_every_steps is not None or not config.memory_auto:
+        return config.memory_every_steps or 0
+    cost = measured.copy_seconds if measured.copy_seconds is not None else measured.blocking_seconds
+    if cost is None or measured.step_seconds <= 0:
+        return 0
+    return max(1, math.ceil(cost / (COPY_SHARE * max(measured.step_seconds, _SHORTEST_STEP))))
 
 
 def postponed(measured: Measured, step: int) -> Announcement:

@@ -78,6 +78,8 @@ Ctrl-C commits a checkpoint and stops; the same command line continues from ther
 @click.option("--save-every-steps", type=click.IntRange(min=1), help="Save every so many steps.")
 @click.option("--save-every-seconds", type=click.FloatRange(min=0, min_open=True),
               help="Save every so many seconds. Default: from measured costs and failures.")  # fmt: skip
+@click.option("--memory-every", metavar="N",
+              help="Copy the state into memory every N steps between saves, or 'auto'.")  # fmt: skip
 @click.option("--keep", type=click.IntRange(min=2), help="Complete checkpoints to keep. Default: 3.")
 @click.option("--resume-from", metavar="STEP|NAME|DIR|URL",
               help="Go on, once, from this checkpoint, or from the newest of this run or store.")  # fmt: skip
@@ -112,6 +114,7 @@ def run_command(
     processes_per_worker: str | None,
     preload: tuple[str, ...],
     no_preload: bool,
+    memory_every: str | None,
     **shape: Any,
 ) -> None:
     """Run SCRIPT (or -m MODULE, or JOB.yaml) with ARGUMENTS on this machine until it finishes.
@@ -123,7 +126,8 @@ def run_command(
     cwd = Path.cwd()
     wanted = resume_source(resume_from, cwd) if resume_from is not None else None
     options = Options(
-        processes_per_worker=_processes(processes_per_worker),
+        processes_per_worker=_count_or_auto("--processes-per-worker", processes_per_worker),
+        memory_every=_count_or_auto("--memory-every", memory_every),
         preload=preload or None,
         no_preload=no_preload or None,
         resume_from=wanted,
@@ -246,11 +250,11 @@ def _read_document(
     return from_document(read_document(path), name, store, Path.cwd(), os.environ)
 
 
-def _processes(text: str | None) -> int | str | None:
+def _count_or_auto(option: str, text: str | None) -> int | str | None:
     if text is None or text == "auto":
         return text
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
-        raise UsageProblem(f"--processes-per-worker must be a number from 1, or 'auto', not '{text}'")
+        raise UsageProblem(f"{option} must be a number from 1, or 'auto', not '{text}'")
     return int(text)
 
 

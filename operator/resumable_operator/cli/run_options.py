@@ -56,6 +56,7 @@ class Options:
     no_preload: bool | None = None
     save_every_steps: int | None = None
     save_every_seconds: float | None = None
+    memory_every: int | str | None = None
     keep: int | None = None
     resume_from: str | None = None
     drain_seconds: float | None = None
@@ -104,7 +105,9 @@ def from_options(options: Options, name: str, command: list[str], directory: Pat
     interval = _given({"steps": options.save_every_steps, "seconds": options.save_every_seconds})
     if interval:
         checkpoint["interval"] = interval
-    checkpoint |= _given({"keep": options.keep, "resumeFrom": options.resume_from})
+    checkpoint |= _given(
+        {"memoryEverySteps": options.memory_every, "keep": options.keep, "resumeFrom": options.resume_from}
+    )
     recovery = {
         "drainSeconds": options.drain_seconds,
         "shrinkAfterSeconds": options.shrink_after,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from resumable_operator.spec import LONGEST_NAME, MOST_RANKS
+from resumable_operator.spec import LONGEST_NAME, MOST_RANKS, MOST_STEPS
 
 Rule = dict[str, Any]
 
@@ -78,6 +78,13 @@ _PROCESSES: list[Rule] = [
     }
 ]
 
+_COPIES: list[Rule] = [
+    {
+        "rule": f"type(self) == int ? self >= 1 && self <= {MOST_STEPS} : self == 'auto'",
+        "message": "memoryEverySteps must be a number of steps from 1 on, or auto",
+    }
+]
+
 _CHECKPOINT: list[Rule] = [
     {
         "rule": "!has(self.directory)",
@@ -118,6 +125,7 @@ RULES: dict[str, list[Rule]] = {
     "spec.workers": _WORKERS,
     "spec.workers.processesPerWorker": _PROCESSES,
     "spec.checkpoint": _CHECKPOINT,
+    "spec.checkpoint.memoryEverySteps": _COPIES,
     "spec.checkpoint.persistentVolumeClaim.path": _PATH,
     "spec.checkpoint.s3.prefix": _PATH,
     "spec.template.spec": _POD,

@@ -13,7 +13,7 @@ from resumable_training.contract.codec import to_json
 from resumable_training.contract.metrics import INTERRUPTION_CAUSES
 
 MOUNT_PATH = "/checkpoints"  # where the claim is mounted in the worker container
-_LIVE = {"interval", "max_interval_seconds", "keep", "keep_every_steps"}  # of spec.checkpoint
+_LIVE = {"interval", "max_interval_seconds", "memory_every_steps", "keep", "keep_every_steps"}
 START_SECONDS = 600.0  # process start to first step, imports and restore included
 
 
@@ -78,6 +78,7 @@ def checkpoint_config(spec: JobSpec, status: JobStatus) -> CheckpointConfig:
     checkpoint = spec.checkpoint
     interval = None if checkpoint.interval == "auto" else checkpoint.interval
     wanted, newest = checkpoint.resume_from, status.checkpoint
+    copies = checkpoint.memory_every_steps
     return CheckpointConfig(
         directory=status.store,
         every_steps=interval.steps if interval else None,
@@ -85,6 +86,8 @@ def checkpoint_config(spec: JobSpec, status: JobStatus) -> CheckpointConfig:
         mtbf_seconds=mtbf_seconds(status),
         interruptions=interruptions(status),
         longest_seconds=checkpoint.max_interval_seconds,
+        memory_every_steps=None if copies == "auto" else copies,
+        memory_auto=copies == "auto",
         keep_last=checkpoint.keep,
         keep_every_steps=checkpoint.keep_every_steps,
         resume_from=wanted if wanted != status.resumed_from else None,

@@ -69,6 +69,7 @@ FROZEN: dict[str, list[str]] = {
         "--grow-cooldown",
         "--hang-seconds",
         "--keep",
+        "--memory-every",
         "--metrics-port",
         "--module/-m",
         "--name",

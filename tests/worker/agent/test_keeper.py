@@ -100,11 +100,11 @@ def memory(text: str = "") -> int:
     return descriptor
 
 
-def takes_off(client: Client, durable: float = 0.0, worth: float = 600.0) -> None:
+def takes_off(client: Client, durable: float = 0.0, worth: float = 600.0, **more: Any) -> None:
     """A copy is complete."""
     arena, content = memory("values"), memory("content")
     client.say(keeping.ARENA, arena, bytes=6)
-    client.say(keeping.FLIGHT, content, checkpoint=NAME, step=10, durable=durable, worth=worth)
+    client.say(keeping.FLIGHT, content, checkpoint=NAME, step=10, durable=durable, worth=worth, **more)
     os.close(arena)
     os.close(content)
 
@@ -180,6 +180,17 @@ async def test_what_landed_just_before_the_end(home: Home) -> None:
         following.say(keeping.AWAIT)
         flights = (await following.hear())["flights"]
         assert [flight["checkpoint"] for flight in flights] == wanted
+
+
+async def test_what_was_held_has_longer(home: Home) -> None:
+    """Nothing of it was stored while its rank lived: its writer says so, be it before the end or after it."""
+    client = await writer(home)
+    takes_off(client, durable=40.0, held=True)
+    await eventually(lambda: home.keeper._arenas.find(NAME))
+    home.end()
+    takes_off(client, durable=40.0, held=True)
+    lines = await eventually(lambda: home.said[1:] and home.said)
+    assert ["(saves took 40.0 s lately)" in line for line in lines] == [True, True]  # not "that is the most"
 
 
 async def test_what_takes_too_long_is_given_up(home: Home) -> None:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from resumable_training.checkpoint.errors import StorageUnavailable
-from resumable_training.checkpoint.meeting import Guest, Host, HostGone, listen
+from resumable_training.checkpoint.meeting import NO_FLIGHT, Guest, Host, HostGone, flight_number, listen
 from resumable_training.contract.framing import Inbox, send
 
 OK = {"ok": True, "message": ""}
@@ -93,6 +95,97 @@ def test_a_guest_that_fails_fails_the_flight(meet: Any) -> None:
         meeting.host.collect()
     meeting.host.close({"ok": False, "message": "failed"})
     assert outcome()["message"] == "failed"
+
+
+def test_a_guest_may_fail_before_its_flight_is_opened(meet: Any) -> None:
+    """Rank 0 still copies: its words are kept until then, and nobody waits for more."""
+    meeting = meet(2)
+    outcome = in_background(lambda: meeting.guest(1, flight=2).failed("its state is strange"))
+    meeting.host.open(1)
+    meeting.host.close(OK)
+    until(lambda: any(guest.answer for guest in meeting.host._guests))
+    meeting.host.open(2)
+    with pytest.raises(StorageUnavailable, match="rank 1: its state is strange"):
+        meeting.host.collect()
+    meeting.host.close({"ok": False, "message": "failed"})
+    assert outcome()["message"] == "failed"
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def staying(meeting: Meeting, rank: int = 1) -> Guest:
+    guest = meeting.guest(rank, NO_FLIGHT)
+    guest.await_welcome()
+    return guest
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_rank_that_has_ended_fails_every_later_flight(meet: Any, early: bool) -> None:
+    """At once, however many of them it has missed; but not the last one that it has copied for."""
+    meeting = meet(2)
+    guest = staying(meeting)
+    meeting.host.open(5)
+    if early:
+        guest.ended(5, "its rank ended")
+        guest.close()
+        until(lambda: meeting.host._ended)
+    outcome = in_background(lambda: meeting.guest(1, flight=5).stored({"file": "x"}))
+    assert [one["file"] for one in meeting.host.collect()] == ["x"]
+    meeting.host.close(OK)
+    assert outcome()["ok"]
+    for flight in (6, 9):
+        meeting.host.open(flight)
+        if not early:
+            guest.ended(5, "its rank ended")
+        with pytest.raises(StorageUnavailable, match="rank 1: its rank ended"):
+            meeting.host.collect()
+        meeting.host.close({"ok": False, "message": "failed"})
+
+
+def test_a_guest_of_a_later_flight_has_nothing_for_this_one(meet: Any) -> None:
+    """Its rank has copied over what was in the arena; its own flight may follow."""
+    meeting = meet(2)
+    early = meeting.guest(1, flight=4)
+    for _ in range(2):
+        meeting.host.open(3)
+        with pytest.raises(StorageUnavailable, match="rank 1: its rank had copied a later step"):
+            meeting.host.collect()
+        meeting.host.close({"ok": False, "message": "failed"})
+    meeting.host.open(4)
+    meeting.host.claimed()
+    assert early.await_claim() is None
+
+
+def test_a_writer_that_stayed_is_missed(meet: Any) -> None:
+    """By a flight of dead ranks, open or not; one of living ranks waits for the writer that follows it."""
+    meeting = meet(2)
+    staying(meeting).close()
+    until(lambda: meeting.host._left)
+    meeting.host.open(1)
+    outcome = in_background(lambda: meeting.guest(1, flight=1).stored({"file": "x"}))
+    assert [one["file"] for one in meeting.host.collect()] == ["x"]
+    meeting.host.close(OK)
+    assert outcome()["ok"]
+    again = staying(meeting)
+    meeting.host.open(2, held=True)
+    again.close()
+    for flight in (3, 4):
+        with pytest.raises(StorageUnavailable, match="rank 1: its checkpoint writer went away"):
+            meeting.host.collect()
+        meeting.host.open(flight, held=True)
+
+
+@given(*[st.integers(0, 10**6), st.integers(0, 10**15)] * 2)
+def test_numbers_of_flights_grow(saves: int, step: int, later_saves: int, later_step: int) -> None:
+    """By saves first, then by steps: what one rank left out does not count."""
+    assert (flight_number(saves, step) < flight_number(later_saves, later_step)) == (
+        (saves, step) < (later_saves, later_step)
+    )
 
 
 def test_a_guest_that_goes_away_fails_the_flight(meet: Any) -> None:

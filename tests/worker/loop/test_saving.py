@@ -26,6 +26,15 @@ class Engine:
         self.last: SaveReport | None = None
         self.outcome: dict[str, Any] = {"ok": True, "bytes": 10, "durable_ms": 70}
         self.planned_anew: list[int] = []
+        self.copied: list[int] = []
+        self.copy_seconds = 0.0
+        self.told_durable: list[float | None] = []
+
+    def copy(self, state: Any, *, step: int, durable_seconds: float | None, **_: Any) -> bool:
+        self.told_durable.append(durable_seconds)
+        if self.flight is None:
+            self.copied.append(step)
+        return self.flight is None
 
     @property
     def busy(self) -> bool:
@@ -162,6 +171,51 @@ def test_the_last_save_must_succeed(engine: Engine) -> None:
     engine.outcome = {"ok": False, "message": "full"}
     with pytest.raises(StorageUnavailable, match="of step 1, failed: full"):
         saver.commit()
+
+
+def test_copies_are_made_between_saves_and_count_for_nothing(engine: Engine) -> None:
+    """None where a save is due or in flight; no event, no cost of a save, no step that is durable."""
+    saver, session = started(engine, every_steps=4, memory_every_steps=1)
+    for _ in range(6):
+        session.step_once(saver)
+    assert (engine.begun, engine.copied) == ([4], [1, 2, 3])
+    assert session.events == []
+    engine.land()
+    for _ in range(3):
+        session.step_once(saver)
+    assert (engine.begun, engine.copied) == ([4, 8], [1, 2, 3, 7])
+    assert session.events == [(rankwire.CHECKPOINT, 4)]
+    assert saver.last_step == 4
+    assert engine.told_durable == [None, None, None, None, None, 0.07, 0.07]
+    assert saver._measured().blocking_seconds == 0.003
+
+
+def test_copies_come_at_multiples_of_their_steps(engine: Engine) -> None:
+    """Counted over all attempts; the settings may change while training goes on."""
+    saver, session = started(engine, every_steps=100, memory_every_steps=3)
+    session.step = 4
+    for _ in range(6):
+        session.step_once(saver)
+    assert engine.copied == [6, 9]
+    session.settings = CheckpointConfig(every_steps=100)
+    for _ in range(5):
+        session.step_once(saver)
+    assert engine.copied == [6, 9]
+
+
+def test_copies_are_made_as_often_as_they_cost_little(engine: Engine) -> None:
+    """By the slowest of what the loop and a GPU measured, from the second one on; a step takes 10 s here."""
+    saver, session = started(engine, every_steps=1, memory_every_steps=None, memory_auto=True)
+    session.step_once(saver)
+    assert saver._copy_every == 0
+    engine.land()
+    session.settings = CheckpointConfig(every_steps=100, memory_auto=True)
+    session.step_once(saver)
+    engine.land()
+    engine.copy_seconds = 0.45
+    for _ in range(14):
+        session.step_once(saver)
+    assert engine.copied == [3, 4, 5, 6, 10, 15]  # spoken of after step 7
 
 
 UNLIKE = {"ok": False, "message": "rank 1 holds others", "unlike": True}

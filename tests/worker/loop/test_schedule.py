@@ -12,6 +12,7 @@ from resumable_training.schedule import (
     IntervalLog,
     Measured,
     announce,
+    copy_every,
     mean_cost,
     postponed,
     wanted,
@@ -102,6 +103,33 @@ def test_one_slow_save_does_not_halve_the_saves() -> None:
     """The cost is an exponential mean; the first one measured is taken as it is."""
     assert mean_cost(None, 4.0) == 4.0
     assert 4.0 < mean_cost(4.0, 40.0) < 20.0
+
+
+@pytest.mark.parametrize(
+    ("config", "measured", "every"),
+    [
+        (CheckpointConfig(), Measured(0.1, copy_seconds=0.001), 0),  # off
+        (CheckpointConfig(memory_every_steps=7), Measured(), 7),
+        (CheckpointConfig(memory_every_steps=1), Measured(0.1, copy_seconds=5.0), 1),  # what the user wants
+        (CheckpointConfig(memory_auto=True), Measured(), 0),  # nobody knows what one costs
+        (CheckpointConfig(memory_auto=True), Measured(0.5), 0),
+        (CheckpointConfig(memory_auto=True), Measured(copy_seconds=0.01), 0),
+        (CheckpointConfig(memory_auto=True), Measured(0.5, blocking_seconds=0.02), 4),
+        (CheckpointConfig(memory_auto=True), Measured(0.5, blocking_seconds=0.02, copy_seconds=0.004), 1),
+        (CheckpointConfig(memory_auto=True), Measured(0.5, copy_seconds=0.006), 2),
+    ],
+)
+def test_copies_in_memory(config: CheckpointConfig, measured: Measured, every: int) -> None:
+    """As often as the user says, or as they cost a hundredth; a save's stall stands for an unknown cost."""
+    assert copy_every(config, measured) == every
+
+
+@given(st.floats(0, 1e4), st.floats(1e-6, 1e4))
+def test_copies_cost_a_hundredth_at_most(cost: float, step: float) -> None:
+    """And are not made more seldom than that asks for."""
+    every = copy_every(CheckpointConfig(memory_auto=True), Measured(step, copy_seconds=cost))
+    assert cost <= 0.01 * step * every * (1 + 1e-9)
+    assert every == 1 or cost > 0.01 * step * (every - 1) * (1 - 1e-9)
 
 
 @given(

@@ -227,7 +227,7 @@ class Keeper:
         name, step = str(message["checkpoint"]), int(message["step"])
         durable, worth = float(message["durable"]), float(message["worth"])
         self._arenas.describe(peer.slot, name, peer.inbox.descriptors.pop(0))
-        peer.flight = Flight(name, step, time.monotonic(), durable, worth)
+        peer.flight = Flight(name, step, time.monotonic(), durable, worth, message.get("held") is True)
         if peer.attempt in self._ended:
             self._bound(peer)
 

@@ -11,6 +11,7 @@ from typing import Tuple
 
 FREE_SECONDS = 0.5  # a new attempt's ranks do not come to ask earlier
 MOST_SECONDS = 10.0
+MOST_HELD_SECONDS = 120.0  # for a copy of which nothing was stored yet when its rank died
 UNKNOWN_SECONDS = 5.0  # for a first save, of which nobody knows how long it takes
 FACTOR = 2.0  # on how long it took lately
 IDLE_SECONDS = 1.0  # for one that has nothing to store to leave by itself
@@ -25,6 +26,7 @@ class Flight:
     since: float  # monotonic, when the copy was complete
     durable: float  # from copy to commit lately; 0: unknown
     worth: float  # of training, which this checkpoint has more than the one before
+    held: bool = False  # a copy between saves
 
 
 def patience(flight: Flight, now: float) -> Tuple[float, str]:
@@ -38,5 +40,6 @@ def patience(flight: Flight, now: float) -> Tuple[float, str]:
         left = FACTOR * flight.durable - (now - flight.since)
         expected = (left, "saves took %.1f s lately" % flight.durable)
     worth = (flight.worth, "its steps took %.1f s" % flight.worth)
-    seconds, why = min(expected, worth, (MOST_SECONDS, "that is the most"))
+    most = MOST_HELD_SECONDS if flight.held else MOST_SECONDS
+    seconds, why = min(expected, worth, (most, "that is the most"))
     return FREE_SECONDS + max(0.0, seconds), why

@@ -11,10 +11,15 @@
 One save is in flight at a time. A writer that dies is replaced at once; its successor finds out what came of
 the flight: committed, if the marker is there, else failed, and then nothing of it stays. Ranks begin saves
 together, so flights have the same number everywhere, and no rank needs to speak with another in the loop.
+
+Between saves a rank may copy alone, and go on: what it has copied is held (``holding``) until the next copy
+or save takes its place, and stored only if the rank dies. While a save is in flight the arena is taken.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
 import socket
 import time
@@ -25,6 +30,7 @@ from typing import Any
 from resumable_training.checkpoint import cargo, meeting
 from resumable_training.checkpoint.arena import NoArena
 from resumable_training.checkpoint.errors import StorageUnavailable, Superseded
+from resumable_training.checkpoint.holding import Letter
 from resumable_training.checkpoint.keeper import RankLink
 from resumable_training.checkpoint.plan import Unsupported
 from resumable_training.checkpoint.ranks import Ranks
@@ -33,6 +39,7 @@ from resumable_training.checkpoint.save import SaveTask, SynchronousSaver
 from resumable_training.checkpoint.snapshot import Snapshot
 from resumable_training.checkpoint.store import Store
 from resumable_training.checkpoint.writer import WriterDied, WriterProcess
+from resumable_training.contract import env
 from resumable_training.contract.codec import to_plain
 from resumable_training.contract.framing import Message
 
@@ -77,8 +84,13 @@ class AsynchronousSaver:
         self._listener: socket.socket | None = None
         self._begin: Message = {}
         self._busy = False  # the writer is at something, and be it retention
-        self._number = 0
+        self._saves = 0
         self._flight: _Flight | None = None
+        self._letter: Letter | None = None  # from the first copy to hold on
+        self._stands_by = False  # the writer has it, and would be missed by that of rank 0
+        self._to_hold: Message | None = None  # copied, but for GPUs that may be at it
+        self._copy_started = 0.0
+        self.copy_seconds: float | None = None
         self._last: SaveReport | None = None
         self._superseded: str | None = None
 
@@ -129,7 +141,7 @@ class AsynchronousSaver:
         return self._up
 
     def _start_process(self) -> None:
-        self._up = False
+        self._up = self._stands_by = False
         self._process = WriterProcess(self._begin["listener"])
         self._process.send(self._begin)
 
@@ -152,20 +164,75 @@ class AsynchronousSaver:
 
     def begin(self, task: SaveTask) -> SaveReport:
         started = time.monotonic()
+        self._to_hold = None
         self._clear_the_way()
-        if self._synchronous is None and not self._agreed:
-            self._require_writers()
-        if self._synchronous is None and (task.anew or not self._agreed):
-            self._agree(task)
+        self._prepare(task)
         if self._synchronous is not None:
             return self._synchronous.begin(task)
-        self._number += 1
+        self._saves += 1
         report = SaveReport(task.name, task.manifest.step, task.manifest.samples, durable=False)
-        self._flight = _Flight(self._number, report, started, None)
+        number = meeting.flight_number(self._saves, report.step)
+        self._flight = _Flight(number, report, started, None)
         self._take_off(task)
         elapsed = round((time.monotonic() - started) * 1000)
         self._flight.report = replace(report, blocking_ms=elapsed)
         return self._flight.report
+
+    def copy(self, task: SaveTask, durable_seconds: float | None = None) -> bool:
+        """Copy the state as it is now, to be held; whether that was done.
+
+        Not before this rank's writer stands by: until then nobody would store it.
+        """
+        self._copy_started = time.monotonic()
+        self._prepare(task)
+        why = self._why_no_copies()
+        if why:
+            if self._ranks.rank == 0:
+                self._warn(f"no copies are held in memory between saves: {why}")
+            return False
+        if self._flight is not None:
+            return False
+        self._hear(0.0)  # a writer that died with nothing to do is missed here
+        try:
+            if self._letter is None:
+                self._letter = Letter()
+                self._send_letter()
+            if not self._stands_by:
+                return False
+            self._to_hold = None
+            smalls, is_new = self._snapshot.take(task.content)
+        except (Unsupported, OSError):
+            return False  # the next save says so, and ranks hear of it
+        if is_new:
+            self._send_plan()
+        number = meeting.flight_number(self._saves, task.manifest.step)
+        letter = {"at": self._copy_started, "durable": durable_seconds or 0.0}
+        self._to_hold = {**_message(task, number, smalls), **letter}
+        self._hold_when_copied()
+        return True
+
+    def _why_no_copies(self) -> str:
+        if self._synchronous is not None:
+            return "saves are not asynchronous here"
+        return "" if env.KEEPER in os.environ else "no agent would keep them when a rank dies"
+
+    def _hold_when_copied(self) -> None:
+        message = self._to_hold
+        if message is None or not self._snapshot.copied():
+            return
+        assert self._snapshot.arena is not None
+        assert self._letter is not None
+        self._to_hold = None
+        with contextlib.suppress(OSError):  # no memory for it: nothing is held until the next one
+            self._letter.write({**message, "seal": self._snapshot.arena.seal()})
+            self.copy_seconds = time.monotonic() - self._copy_started
+
+    def _prepare(self, task: SaveTask) -> None:
+        """What the first save or copy does, and one that is planned anew; all ranks together."""
+        if self._synchronous is None and not self._agreed:
+            self._require_writers()
+        if self._synchronous is None and (task.anew or not self._agreed):
+            self._agree(task)
 
     def _agree(self, task: SaveTask) -> None:
         """The first save, and one after ranks were found unlike: they tell each other what they have."""
@@ -204,17 +271,7 @@ class AsynchronousSaver:
         assert self._flight is not None
         if is_new:
             self._send_plan()
-        self._flight.message = {
-            "kind": "save",
-            "flight": self._number,
-            "name": task.name,
-            "manifest": to_plain(task.manifest),
-            "identity": to_plain(task.fence.identity),
-            "history": task.history,
-            "keep_last": task.keep_last,
-            "keep_every_steps": task.keep_every_steps,
-            "smalls": [[one.key, one.path, one.pickled, one.at, one.bytes] for one in smalls],
-        }
+        self._flight.message = _message(task, self._flight.number, smalls)
         self._send_when_copied()
 
     def _send_when_copied(self) -> None:
@@ -255,6 +312,14 @@ class AsynchronousSaver:
         except WriterDied:
             return  # the next word to it tells; its successor gets the same
 
+    def _send_letter(self) -> None:
+        assert self._letter is not None
+        assert self._process is not None
+        try:
+            self._process.send({"kind": "letter"}, self._letter.descriptor)
+        except WriterDied:
+            return  # as with the plan
+
     def _clear_the_way(self) -> None:
         """Rank 0 has landed when a save begins; this rank's writer, which hears of it last, must have too."""
         deadline = time.monotonic() + _OVERLAP_SECONDS
@@ -274,6 +339,7 @@ class AsynchronousSaver:
         Raises:
             Superseded: the writer has found that a newer attempt owns the store.
         """
+        self._hold_when_copied()
         if self._flight is None and not self._busy:
             return None
         before = self._last
@@ -320,8 +386,9 @@ class AsynchronousSaver:
     def hand_over(self, seconds: float) -> None:
         """Until the writer has what it needs to go on alone: GPUs may still copy, or hang, or be lost."""
         deadline = time.monotonic() + seconds
-        while self._flight is not None and self._flight.message is not None:
+        while self._to_hold is not None or (self._flight is not None and self._flight.message is not None):
             try:
+                self._hold_when_copied()
                 self._send_when_copied()
             except RuntimeError:  # of torch: after an error on a GPU nothing that it was to copy is to be had
                 return
@@ -335,6 +402,9 @@ class AsynchronousSaver:
             self._process = None
         if self._listener is not None:
             self._listener.close()
+        if self._letter is not None:
+            self._letter.close()
+            self._letter = None
 
     def _hear(self, seconds: float) -> None:
         assert self._process is not None
@@ -348,6 +418,8 @@ class AsynchronousSaver:
         kind = message["kind"]
         if kind == "ready":
             self._up = True
+        elif kind == "standing by":
+            self._stands_by = True
         elif kind == "idle":
             self._busy = False
         elif kind == "warning":
@@ -401,3 +473,20 @@ class AsynchronousSaver:
             raise StorageUnavailable(f"no checkpoint writer can be started: {error}") from error
         if self._snapshot.arena is not None:
             self._send_plan()
+        if self._letter is not None:
+            self._send_letter()
+
+
+def _message(task: SaveTask, flight: int, smalls: list[cargo.Small]) -> Message:
+    """All that a writer must know of a save, but for the seal of the arena."""
+    return {
+        "kind": "save",
+        "flight": flight,
+        "name": task.name,
+        "manifest": to_plain(task.manifest),
+        "identity": to_plain(task.fence.identity),
+        "history": task.history,
+        "keep_last": task.keep_last,
+        "keep_every_steps": task.keep_every_steps,
+        "smalls": [[one.key, one.path, one.pickled, one.at, one.bytes] for one in smalls],
+    }

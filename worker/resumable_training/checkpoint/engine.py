@@ -351,18 +351,53 @@ class CheckpointEngine:
         assert self._record is not None, "restore comes before the first save"
         if self._committed and (self._committed.step, self._committed.samples) == (step, samples):
             return self._committed
-        task = SaveTask(
+        task = self._task(state, step, samples, shared, per_rank)
+        return self._finish(self._saver.begin(replace(task, history=history, anew=anew)))
+
+    def copy(
+        self,
+        state: TrainingState,
+        *,
+        step: int,
+        samples: int,
+        shared: Mapping[str, Any],
+        per_rank: Mapping[str, bytes],
+        durable_seconds: float | None = None,
+    ) -> bool:
+        """Hold everything at ``step`` in memory; it becomes a checkpoint if ranks die before the next copy or
+        save, and all of them hold the same step. False: left out, as while a save is in flight.
+
+        ``durable_seconds``: what a save takes until it is durable. So the next attempt waits long enough.
+
+        Raises:
+            NotPlain: as ``save``.
+        """
+        assert self._record is not None, "restore comes before the first copy"
+        return self._saver.copy(self._task(state, step, samples, shared, per_rank), durable_seconds)
+
+    @property
+    def copy_seconds(self) -> float | None:
+        """What the newest copy took; None: there was none."""
+        return self._saver.copy_seconds
+
+    def _task(
+        self,
+        state: TrainingState,
+        step: int,
+        samples: int,
+        shared: Mapping[str, Any],
+        per_rank: Mapping[str, bytes],
+    ) -> SaveTask:
+        assert self._record is not None
+        return SaveTask(
             checkpoint_name(step, self._record.seq),
             self._manifest(step, samples, shared),
             Content(state, self._envelope(state, step, samples, shared), per_rank),
             self._fence,
             self._guard,
-            history,
-            self.config.keep_last,
-            self.config.keep_every_steps,
-            anew,
+            keep_last=self.config.keep_last,
+            keep_every_steps=self.config.keep_every_steps,
         )
-        return self._finish(self._saver.begin(task))
 
     @property
     def busy(self) -> bool:

@@ -22,7 +22,7 @@ from resumable_training.contract.framing import Inbox, Message, send
 
 T = TypeVar("T")
 _ANSWER_SECONDS = 10.0  # for what an agent does at once, on a busy machine
-_SETTLE_SECONDS = 60.0  # an agent bounds its writers itself; this is for one that is broken
+_SETTLE_SECONDS = 150.0  # an agent bounds its writers itself; this is for one that is broken
 _NEWER = 0.5  # weight of the newest measurement
 
 
@@ -37,6 +37,14 @@ class Flight:
     bytes: int  # of the checkpoint; 0: unknown
     seconds: float  # from its copy to its commit; 0: unknown
     waited: float  # seconds from its ranks' end
+
+
+@dataclass(frozen=True)
+class Held:
+    """A copy that was held until its rank died. ``durable_seconds``: what saves took lately; 0: unknown."""
+
+    copied_at: float  # monotonic
+    durable_seconds: float
 
 
 class _Link:
@@ -115,10 +123,12 @@ class WriterLink:
     def arena(self, descriptor: int, size: int) -> None:
         self._say(descriptor, kind=keeping.ARENA, bytes=size)
 
-    def flight(self, checkpoint: str, step: int, content: Message) -> None:
-        """The copy is complete; ``content``: what lies in the arena."""
-        self._since = time.monotonic()
-        worth = self._since - self._worth_from
+    def flight(self, checkpoint: str, step: int, content: Message, held: Held | None = None) -> None:
+        """The copy is complete, and will be stored; ``content``: what lies in the arena."""
+        now = time.monotonic()
+        self._since = now  # for a copy that was held: what it takes to store it begins here
+        worth = (held.copied_at if held else now) - self._worth_from
+        durable = self._durable or (held.durable_seconds if held else 0.0)
         descriptor = os.memfd_create("resumable-content", os.MFD_CLOEXEC)
         try:
             with open(descriptor, "wb", closefd=False) as stream:
@@ -128,8 +138,9 @@ class WriterLink:
                 kind=keeping.FLIGHT,
                 checkpoint=checkpoint,
                 step=step,
-                durable=round(self._durable, 3),
+                durable=round(durable, 3),
                 worth=round(worth, 3),
+                held=held is not None,
             )
         finally:
             os.close(descriptor)

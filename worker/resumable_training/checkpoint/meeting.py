@@ -4,6 +4,10 @@ Rank 0's writer is the host, the others come as guests, once for each flight: a 
 the same on all ranks. A guest says hello and waits for the word that the directory is claimed, writes its
 file, hands in what it has written, and waits for the outcome. Whoever breaks the connection has failed.
 
+A guest may also stay beside all flights, to be missed when its writer dies while nothing flies: for copies
+that are held (``holding``), of which nobody speaks until ranks are dead. And it says when its rank has ended,
+so that no later flight waits for it.
+
 The listening socket belongs to rank 0's training process and outlives a writer that dies. A guest proves that
 it knows a secret which only this attempt's ranks were told, by signing what the host has just thought up: so
 neither another attempt nor another job can join, nor who has listened in.
@@ -31,10 +35,25 @@ _STRANGERS_BYTES = 4096  # of whoever has not said hello
 
 CHALLENGE = "challenge"
 HELLO = "hello"
+WELCOME = "welcome"  # to one that stays
 WRITE = "write"  # the directory is claimed
 STORED = "stored"
 FAILED = "failed"
+ENDED = "ended"  # {last, message}: nothing comes from this rank after its flight ``last``
 OUTCOME = "outcome"
+NO_FLIGHT = -1  # of a guest that stays
+_STEP_BITS = 52
+
+
+def flight_number(saves: int, step: int) -> int:
+    """The same on all ranks for the same copy, however many of those before it one of them left out.
+
+    It grows: a later save, or a later step after the same save, has a larger one.
+
+    Args:
+        saves: begun by the attempt so far, this one included; those all ranks begin together.
+    """
+    return (saves << _STEP_BITS) + step
 
 
 class HostGone(StorageUnavailable):
@@ -63,14 +82,16 @@ class _Guest:
     inbox: Inbox
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
     rank: int = -1  # unknown until it has said hello
-    flight: int = -1
+    flight: int = NO_FLIGHT
+    answer: Message | None = None  # STORED or FAILED; it may come before the flight is opened
 
 
 @dataclass
 class _Flight:
-    number: int = -1
+    number: int = NO_FLIGHT
     claimed: bool = False
     closed: bool = True
+    held: bool = False
     answers: dict[int, Message] = field(default_factory=dict)  # by rank: STORED or FAILED
     outcome: Message = field(default_factory=dict)
 
@@ -85,18 +106,28 @@ class Host:
         self._changed = threading.Condition()
         self._flight = _Flight()
         self._guests: set[_Guest] = set()
+        self._ended: dict[int, tuple[int, str]] = {}  # by rank: its last flight, and why it is that
+        self._left: set[int] = set()  # ranks whose writer had stayed and is gone
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, None)
         threading.Thread(target=self._serve, name="checkpoint-meeting", daemon=True).start()
 
-    def open(self, number: int) -> None:
-        """Flight ``number`` begins; guests of an earlier one are told that it is over."""
+    def open(self, number: int, *, held: bool = False) -> None:
+        """Flight ``number`` begins; guests of an earlier one are told that it is over.
+
+        ``held``: of ranks that are dead, so that a writer which is gone by now has no successor.
+        """
         with self._changed:
-            self._flight = _Flight(number, closed=False)
+            self._flight = _Flight(number, closed=False, held=held)
             for guest in list(self._guests):
                 if 0 <= guest.flight < number:
                     self._tell(guest, {"kind": OUTCOME, "ok": False, "message": "the save was given up"})
+                self._count(guest)
+            for rank in list(self._ended):
+                self._count_out(rank)
+            for rank in self._left if held else ():
+                self._flight.answers.setdefault(rank, _LOST)
 
     def claimed(self) -> None:
         """Guests may write now."""
@@ -170,20 +201,44 @@ class Host:
     def _take(self, guest: _Guest, message: Message) -> None:
         if message["kind"] == HELLO:
             self._welcome(guest, message)
-        elif guest.flight == self._flight.number and guest in self._guests:
-            self._flight.answers[guest.rank] = message
+        elif guest not in self._guests:
+            return
+        elif message["kind"] == ENDED:
+            self._ended[guest.rank] = int(message["last"]), str(message["message"])
+            self._count_out(guest.rank)
+        else:
+            guest.answer = message
+            self._count(guest)
+
+    def _count(self, guest: _Guest) -> None:
+        """What a guest means for the flight that is open: its part, or that there is none any more."""
+        flight = self._flight
+        if guest.flight == flight.number and guest.answer is not None:
+            flight.answers[guest.rank] = guest.answer
+        elif guest.flight > flight.number and not flight.closed:
+            flight.answers.setdefault(guest.rank, _GONE_ON)
+
+    def _count_out(self, rank: int) -> None:
+        last, why = self._ended[rank]
+        if self._flight.number > last:
+            self._flight.answers.setdefault(rank, {"kind": FAILED, "message": why})
 
     def _welcome(self, guest: _Guest, message: Message) -> None:
-        rank, flight_number = int(message["rank"]), int(message["flight"])
-        wanted = _proof(self._secret, guest.nonce, rank, flight_number)
+        rank, number = int(message["rank"]), int(message["flight"])
+        wanted = _proof(self._secret, guest.nonce, rank, number)
         if guest.rank >= 0 or not hmac.compare_digest(
             str(message.get("proof", "")).encode(), wanted.encode()
         ):
             self._gone(guest)
             return
-        guest.rank, guest.flight = rank, flight_number
+        guest.rank, guest.flight = rank, number
         self._guests.add(guest)
+        self._left.discard(rank)
         flight = self._flight
+        self._count(guest)
+        if guest.flight == NO_FLIGHT:
+            self._tell(guest, {"kind": WELCOME})
+            return
         if guest.flight < flight.number:
             self._tell(guest, {"kind": OUTCOME, "ok": False, "message": "the save was given up"})
         elif guest.flight == flight.number and flight.closed:
@@ -197,13 +252,15 @@ class Host:
             guest.connection.close()
         if guest in self._guests:
             self._guests.discard(guest)
-            if guest.flight == self._flight.number:
-                lost = {"kind": FAILED, "message": "its checkpoint writer went away"}
-                self._flight.answers.setdefault(guest.rank, lost)
+            stayed = guest.flight == NO_FLIGHT
+            if stayed:
+                self._left.add(guest.rank)
+            if guest.flight == self._flight.number or (stayed and self._flight.held):
+                self._flight.answers.setdefault(guest.rank, _LOST)
 
 
 class Guest:
-    """Another rank's side, for one flight."""
+    """Another rank's side, for one flight, or for as long as its writer lives (``NO_FLIGHT``)."""
 
     def __init__(
         self,
@@ -244,6 +301,14 @@ class Guest:
         self._say({"kind": FAILED, "message": why, "unlike": unlike})
         return self._await_outcome()
 
+    def await_welcome(self) -> None:
+        """Of a guest that stays: from now on it is missed when it goes."""
+        self._hear()
+
+    def ended(self, last: int, why: str) -> None:
+        """Of a guest that stays: its rank is dead, and after its flight ``last`` nothing comes from it."""
+        self._say({"kind": ENDED, "last": last, "message": why})
+
     def close(self) -> None:
         self._connection.close()
 
@@ -271,6 +336,8 @@ def _proof(secret: str, nonce: str, rank: int, flight: int) -> str:
 
 
 _HOST_GONE = "the checkpoint writer of rank 0 went away"
+_LOST: Message = {"kind": FAILED, "message": "its checkpoint writer went away"}
+_GONE_ON: Message = {"kind": FAILED, "message": "its rank had copied a later step"}
 
 
 def _connect(address: tuple[str, int], seconds: float) -> socket.socket:

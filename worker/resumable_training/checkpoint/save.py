@@ -66,6 +66,19 @@ class Saver(Protocol):
         """
         ...
 
+    def copy(self, task: SaveTask, durable_seconds: float | None = None) -> bool:
+        """Have the state as it is now held in memory, and stored should ranks die; whether that was done.
+
+        It takes the place of the copy before, and is left out while a save is in flight.
+        ``durable_seconds``: what a save takes until it is durable, as far as that is known.
+        """
+        ...
+
+    @property
+    def copy_seconds(self) -> float | None:
+        """From the call to where it was whole, of the newest copy that is."""
+        ...
+
     def poll(self) -> SaveReport | None:
         """The final report of a save that began earlier, once; does not wait. Raises Superseded."""
         ...
@@ -91,6 +104,7 @@ class SynchronousSaver:
     """Durable when ``begin`` returns. Written by DCP itself, so it takes whatever DCP takes."""
 
     busy = False
+    copy_seconds: float | None = None
 
     def __init__(self, store: Store, ranks: Ranks, warn: Callable[[str], None]) -> None:
         self._store = store
@@ -121,6 +135,9 @@ class SynchronousSaver:
 
     def start(self) -> None:
         return None
+
+    def copy(self, task: SaveTask, durable_seconds: float | None = None) -> bool:
+        return False
 
     def poll(self) -> SaveReport | None:
         return None

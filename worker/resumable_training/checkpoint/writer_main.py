@@ -2,9 +2,10 @@
 
 Started by ``writer.Writer`` as ``python -m``; it speaks to its rank over one socket (``framing``), and with
 the writers of the other ranks as ``meeting`` says. It ends by itself when the socket does. Where an agent
-keeps writers (``keeper``), one whose rank dies finishes the save it is at, for as long as the agent lets it;
-elsewhere it lives exactly as long as its rank: the kernel kills it when the rank dies. It ignores SIGTERM and
-SIGINT, which go to whole groups: the rank, which drains, decides when it is done.
+keeps writers (``keeper``), one whose rank dies finishes the save it is at, or stores the copy that it holds
+(``holding``), for as long as the agent lets it; elsewhere it lives exactly as long as its rank: the kernel
+kills it when the rank dies. It ignores SIGTERM and SIGINT, which go to whole groups: the rank, which drains,
+decides when it is done.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from resumable_training.checkpoint import cargo, marking
+from resumable_training.checkpoint import cargo, holding, marking
 from resumable_training.checkpoint.commit import claim, commit, discard
 from resumable_training.checkpoint.courtesy import give_way
 from resumable_training.checkpoint.errors import CheckpointError, Superseded
 from resumable_training.checkpoint.fence import Fence
-from resumable_training.checkpoint.keeper import WriterLink
-from resumable_training.checkpoint.meeting import CONNECT_SECONDS, Guest, Host, HostGone
+from resumable_training.checkpoint.keeper import Held, WriterLink
+from resumable_training.checkpoint.meeting import CONNECT_SECONDS, NO_FLIGHT, Guest, Host, HostGone
 from resumable_training.checkpoint.moments import moment
 from resumable_training.checkpoint.store import Store
 from resumable_training.checkpoint.stores import open_store
@@ -47,6 +48,9 @@ class Writer:
         self._inbox = Inbox(rank)
         self._parent = parent
         self._arena = memoryview(b"")
+        self._arena_file = -1
+        self._letter = -1
+        self._stay: Guest | None = None  # missed by rank 0's writer when this one dies
         self._items: list[cargo.Item] = []
         self._view = ""  # of what all ranks hold
         self._host: Host | None = None
@@ -54,15 +58,17 @@ class Writer:
         self._last_flight = 0
 
     def run(self) -> None:
-        """Until the rank says goodbye or is gone, and what it has given before is stored."""
+        """Until the rank says goodbye or is gone, and what it has given before, or left, is stored."""
         while (message := self._inbox.receive()) is not None:
             kind = message["kind"]
             if kind == "close":
                 return
             handle: Callable[[Message], None] = getattr(self, f"_on_{kind}")
             handle(message)
-        if self._keeper is not None and self._rank > 0:
-            self._give_up_the_next()
+        if self._keeper is not None:
+            self._store_what_is_held(self._keeper)
+            if self._rank > 0:
+                self._say_that_it_ended()
 
     def _say(self, **message: Any) -> None:
         try:
@@ -102,7 +108,18 @@ class Writer:
         self._arena = memoryview(mmap.mmap(descriptor, message["bytes"], prot=mmap.PROT_READ))
         if self._keeper is not None:
             self._keeper.arena(descriptor, message["bytes"])
-        os.close(descriptor)
+        if self._arena_file >= 0:
+            os.close(self._arena_file)
+        self._arena_file = descriptor  # behind what is mapped lies the seal
+
+    def _on_letter(self, _: Message) -> None:
+        """Copies may be held from now on; the descriptor of what says so came along."""
+        self._letter = self._inbox.descriptors.pop(0)
+        if self._rank > 0:
+            with contextlib.suppress(HostGone):
+                self._stay = Guest(self._address, self._secret, self._rank, NO_FLIGHT, connect_seconds=0.0)
+                self._stay.await_welcome()
+        self._say(kind="standing by")
 
     def _on_plan(self, message: Message) -> None:
         self._items, self._view = cargo.from_plain(message["items"]), message["view"]
@@ -112,11 +129,7 @@ class Writer:
         self._last_flight = message["flight"]
         if self._keeper is not None:
             self._keeper.flight(message["name"], message["manifest"]["step"], self._content(message))
-        outcome = (
-            self._as_host(message)
-            if self._rank == 0
-            else self._as_guest(message["flight"], lambda guest: self._write(message, guest))
-        )
+        outcome = self._fly(message)
         if self._keeper is not None:
             self._keeper.landed(message["name"], outcome)
         self._land(outcome)
@@ -127,6 +140,31 @@ class Writer:
             if note:
                 self._say(kind="warning", message=note)
         self._say(kind="idle")
+
+    def _fly(self, message: Message, *, held: bool = False) -> Message:
+        if self._rank == 0:
+            return self._as_host(message, held=held)
+        patience = 0.0 if held else CONNECT_SECONDS  # no writer comes after that of a rank 0 which is dead
+        work = lambda guest: self._write(message, guest)  # noqa: E731
+        return self._as_guest(message["flight"], work, connect_seconds=patience)
+
+    def _store_what_is_held(self, keeper: WriterLink) -> None:
+        """The rank is dead. If the others have copied the same step it becomes a checkpoint as any other."""
+        message = self._held()
+        if message is None:
+            return
+        moment("hold.found")
+        self._last_flight = message["flight"]
+        name, step = message["name"], message["manifest"]["step"]
+        keeper.flight(name, step, self._content(message), Held(message["at"], message["durable"]))
+        outcome = self._fly(message, held=True)
+        keeper.landed(message["name"], outcome)
+        moment("hold.landed")
+
+    def _held(self) -> Message | None:
+        if self._letter < 0 or self._arena_file < 0:
+            return None
+        return holding.held(self._letter, self._arena_file, len(self._arena))
 
     def _content(self, message: Message) -> Message:
         """What lies in the arena now, for whoever reads it after us (``memory``)."""
@@ -153,9 +191,9 @@ class Writer:
 
     # Rank 0 -------------------------------------------------------------------------------------------
 
-    def _as_host(self, message: Message) -> Message:
+    def _as_host(self, message: Message, *, held: bool = False) -> Message:
         if self._host is not None:
-            self._host.open(message["flight"])
+            self._host.open(message["flight"], held=held)
         outcome = self._outcome(message)
         if self._host is not None:
             self._host.close(outcome)
@@ -230,11 +268,15 @@ class Writer:
             self._store, message["name"], self._rank, self._items, smalls, self._arena, look
         )
 
-    def _give_up_the_next(self) -> None:
-        """The others may have copied for one more flight, which our rank did not live to do."""
-        flight, why = self._last_flight + 1, "its rank ended before its state was copied"
-        with contextlib.suppress(OSError):
-            self._as_guest(flight, lambda guest: guest.failed(why), connect_seconds=0.0)
+    def _say_that_it_ended(self) -> None:
+        """The others may have copied for flights that our rank did not live to copy for."""
+        why = "its rank ended before its state was copied"
+        with contextlib.suppress(OSError, HostGone):
+            stay = self._stay or Guest(
+                self._address, self._secret, self._rank, NO_FLIGHT, connect_seconds=0.0
+            )
+            stay.ended(self._last_flight, why)
+            stay.close()
 
     def _as_guest(
         self, flight: int, work: Callable[[Guest], Message], *, connect_seconds: float = CONNECT_SECONDS

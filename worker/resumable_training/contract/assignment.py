@@ -44,6 +44,8 @@ class CheckpointConfig:
     mtbf_seconds: float = 3600.0  # for ``auto``: the operator's estimate of M when it sent this
     interruptions: int = 0  # those that the estimate rests on; it grows by t / (1 + these) from then on
     longest_seconds: Optional[float] = None  # between saves, whatever the interval
+    memory_every_steps: Optional[int] = None  # a copy in memory every so many steps; None: none
+    memory_auto: bool = False  # or as often as they cost little
     keep_last: int = 3  # complete checkpoints on the chain, at least 2
     keep_every_steps: Optional[int] = None
     resume_from: Optional[str] = None  # a deliberate resume point (directory name or path)

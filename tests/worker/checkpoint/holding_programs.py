@@ -1,0 +1,170 @@
+"""Attempts that end with copies in memory; run by ``campaign_programs.run_attempt``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from async_programs import writer_of
+from campaign_programs import HOME
+from memory_programs import live_here
+from rank_programs import begin, full_values, make_engine, make_state, train
+
+from resumable_training.checkpoint import CheckpointEngine, TrainingState
+from resumable_training.checkpoint.moments import NOTE, WISH
+from resumable_training.contract.manifest import checkpoint_name
+
+COPIES = 3  # of an attempt, one after each step that follows its save
+RANK, WRITER = "rank", "writer"
+
+
+@dataclass(frozen=True)
+class Death:
+    """How an attempt ends: rank ``victim`` dies, when the others have copied the last step; then they do.
+
+    ``copies``: ranks that make the last copy; None: all. ``moment``: at which the victim dies, or its writer
+    after it. ``kills``: who is killed where no moment does it; nobody: it ends well. ``then``: what is done
+    after the last copy: "copy" or "save" one step more, or "block" the place where the copy would be stored.
+    ``lands``: whether the last copy is to become a checkpoint. ``saves``: whether it began with a save.
+    """
+
+    name: str
+    lands: bool
+    victim: int = 1
+    copies: tuple[int, ...] | None = None
+    moment: str = ""
+    kills: tuple[str, ...] = (RANK,)
+    then: str = ""
+    saves: bool = True
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def steps(self) -> int:
+        """By how much it brings the job forward."""
+        if self.then == "save":
+            return COPIES + 2
+        return COPIES + 1 if self.lands else int(self.saves)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a rank of the next attempt has restored."""
+
+    step: int
+    values: dict[str, Any]
+    memory_bytes: int = 0
+    storage_bytes: int = 0
+
+
+class Life:
+    """One rank of one attempt."""
+
+    def __init__(self, rank: int, world_size: int, group: Any, root: str, attempt: int, death: Death) -> None:
+        self.rank, self.world_size, self.root, self.attempt = rank, world_size, root, attempt
+        self.death, self.note = death, Path(f"{root}-died-{attempt}")
+        os.environ |= {HOME: root, "RANK": str(rank)}
+        os.environ |= {WISH: f"{death.moment}@{death.victim}", NOTE: str(self.note)}
+        self.note.touch()  # while it is there no moment counts
+        self.together()
+        self.state = make_state("ddp" if world_size > 1 else "plain", attempt, world_size)
+        self.engine = make_engine(root, rank, world_size, group, attempt=attempt)
+        self.step = 0
+
+    def restore(self) -> Found:
+        report = self.engine.restore(self.state)
+        if report is None:
+            return Found(0, {})
+        self.step = report.step
+        values = full_values(self.state)
+        return Found(report.step, values, report.memory_bytes, report.storage_bytes)
+
+    def train(self) -> None:
+        train(self.state, 1)
+        self.step += 1
+
+    def copy(self) -> bool:
+        return copy(self.engine, self.state, self.step, self.rank)
+
+    def save(self) -> None:
+        """While it is in flight nothing is copied."""
+        begin(self.engine, self.state, self.step, self.rank)
+        assert not self.copy()
+        report = self.engine.wait()
+        assert report is not None
+        assert report.ok, report.message
+
+    def together(self) -> None:
+        if self.world_size > 1:
+            dist.barrier()
+
+    def end(self) -> None:
+        """The last copy, and the death."""
+        death = self.death
+        copies = death.copies is None or self.rank in death.copies
+        if self.rank != death.victim and copies:
+            assert self.copy()
+        self.together()
+        if self.rank == death.victim:
+            self.note.unlink()
+            if copies:
+                assert self.copy()
+            self.kill_writer()
+        self.more()
+        self.together()
+        if self.rank == death.victim and RANK in death.kills:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.together()
+
+    def kill_writer(self) -> None:
+        if WRITER in self.death.kills:
+            os.kill(writer_of(self.engine), signal.SIGKILL)
+            os.waitid(os.P_PID, writer_of(self.engine), os.WEXITED | os.WNOWAIT)
+
+    def more(self) -> None:
+        then = self.death.then
+        if then == "copy":  # again, where a new writer has to come first
+            while not self.copy():
+                time.sleep(0.002)
+        elif then == "save":
+            self.train()
+            self.save()
+        elif then == "block":
+            Path(self.root, checkpoint_name(self.step, self.attempt)).mkdir(exist_ok=True)
+
+
+def life(
+    rank: int, world_size: int, group: Any, root: str, keeper: str, attempt: int, death: Death | None
+) -> Found:
+    """Restore; and with a death: save one step, copy the next ones, and die."""
+    live_here(rank, world_size, keeper, attempt)
+    one = Life(rank, world_size, group, root, attempt, death or Death("none", lands=False))
+    found = one.restore()
+    if death is not None:
+        one.train()
+        if death.saves:
+            one.save()
+        for _ in range(COPIES - 1):
+            one.train()
+            while not one.copy():  # until the writer stands by
+                time.sleep(0.002)
+        one.train()
+        one.end()
+    one.engine.close()
+    return found
+
+
+def copy(engine: CheckpointEngine, state: TrainingState, step: int, rank: int) -> bool:
+    return engine.copy(
+        state,
+        step=step,
+        samples=step * 64,
+        shared={"fingerprint": {"length": 10}, "step": step},
+        per_rank={"rng": b"rng of %d" % rank, "empty": b""},
+    )

@@ -1,0 +1,111 @@
+"""Ranks die with copies in memory: what all of them hold becomes a checkpoint, anything else is dropped.
+
+Each attempt goes on from where the one before it is found, so that one death costs half a second. The agent
+of these tests would wait for two minutes for what can't come: nobody may have to.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from campaign_programs import Home, a_home, run_attempt
+from holding_programs import RANK, WRITER, Death, Found, life
+from test_async import eventually
+from test_campaign import HELD, strays, values_at
+from test_ranks import assert_same
+
+from resumable_training.checkpoint import verify
+from resumable_training.checkpoint.listing import survey
+from resumable_training.checkpoint.local import LocalStore
+
+BOTH = (RANK, WRITER)
+BETWEEN_STEPS = [
+    Death("nobody", lands=False, kills=()),
+    Death("rank 1", lands=True),
+    Death("rank 0", lands=True, victim=0),
+    Death("rank 1 before it copies", lands=False, copies=(0,)),
+    Death("rank 0 before it copies", lands=False, victim=0, copies=(1,)),
+    Death("rank 1 with its writer", lands=False, kills=BOTH),
+    Death("rank 0 with its writer", lands=False, victim=0, kills=BOTH),
+    Death("rank 1, which has another writer", lands=True, kills=BOTH, then="copy"),
+    Death("rank 0, which has another writer", lands=True, victim=0, kills=BOTH, then="copy"),
+    Death("rank 1 after a save that is newer", lands=False, then="save"),
+    Death("rank 0 where nothing can be stored", lands=False, victim=0, then="block"),
+    Death("rank 1 before any save", lands=False, copies=(0,), saves=False),
+    Death("rank 1 before any save, with copies", lands=True, saves=False),
+]
+WHOLE = {"hold.written", "hold.landed", "save.history"}  # from here on it is copied, or committed
+AT_MOMENTS = [
+    Death(f"{moment} of rank {victim}", lands=moment in WHOLE, victim=victim, moment=moment)
+    for moment, victim in (
+        *((moment, victim) for moment in ("save.copy", "save.copied", *sorted(HELD)) for victim in (0, 1)),
+        ("save.written", 1),
+        ("save.marker", 0),
+        ("save.history", 0),
+    )
+]
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    with a_home(monkeypatch) as home:
+        yield home
+
+
+def attempt(
+    home: Home, directory: Path, number: int, world_size: int, death: Death | None = None
+) -> list[Found]:
+    home.begin(number, world_size)
+    arguments = str(directory / "store"), home.path, number, death
+    try:
+        return run_attempt(world_size, life, directory, *arguments)
+    finally:
+        home.end(number)
+
+
+def play(
+    home: Home, directory: Path, deaths: Sequence[Death], world_size: int, next_size: int | None = None
+) -> None:
+    """Attempts that end like that, one after another; the last one only looks."""
+    store, step = LocalStore(directory / "store", visibility_seconds=0.0), 0
+    for number, death in enumerate(deaths, 1):
+        told = attempt(home, directory, number, world_size, death)
+        assert bool(told) == (not death.kills), death
+        step += death.steps
+        eventually(lambda: not strays(directory / "store"))
+        newest = survey(store).resume_points[0]
+        assert int(newest[5:13]) == step, f"{death}: {home.said}"
+        assert verify.verify_checkpoint(store, newest).outcome == verify.OK
+    for found in attempt(home, directory, len(deaths) + 1, next_size or world_size):
+        assert found.step == step
+        assert_same(found.values, values_at(step))
+        from_memory = deaths[-1].lands  # else what lies there is of another step
+        assert (found.memory_bytes > 0, found.storage_bytes > 0) == (from_memory, not from_memory)
+
+
+def test_ranks_that_die_between_steps(tmp_path: Path, home: Home) -> None:
+    """Only the steps since the last copy are lost if all ranks hold it, else those since the newest save."""
+    play(home, tmp_path, BETWEEN_STEPS, 2)
+
+
+def test_deaths_at_each_moment_of_a_copy(tmp_path: Path, home: Home) -> None:
+    """A copy counts from where it is whole, and a checkpoint from its marker on."""
+    assert {death.moment for death in AT_MOMENTS} > HELD
+    play(home, tmp_path, AT_MOMENTS, 2)
+
+
+def test_one_rank_and_then_two(tmp_path: Path, home: Home) -> None:
+    """What one rank held is resumed by two, with not one byte from storage."""
+    play(home, tmp_path, [Death("the only rank", lands=True, victim=0)], 1, next_size=2)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("victim", range(4))
+def test_four_ranks(victim: int, tmp_path: Path, home: Home) -> None:
+    """Whoever dies; the next attempt has one rank."""
+    deaths = [
+        Death("with its writer", lands=False, victim=victim, kills=BOTH),
+        Death("before it copies", lands=False, victim=victim, copies=tuple({0, 1, 2, 3} - {victim})),
+        Death("alone", lands=True, victim=victim),
+    ]
+    play(home, tmp_path, deaths, 4, next_size=1)
