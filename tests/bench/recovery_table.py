@@ -7,13 +7,14 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from recovery_cases import BY_NAME, Outcome, Scenario
+from recovery_cases import BY_NAME, LOST_STEPS, Outcome, Scenario
 from stages import STAGES
 
 from resumable_training.contract.metrics import RECOVERY_STAGES
 
 Results = Mapping[int, Mapping[str, Mapping[str, Sequence[Outcome]]]]  # by ranks, scenario, contender
 OURS, COLD, SPARE = "rtj run", "rtj run --no-preload", "rtj run --spares 1"
+COPIES = "rtj run --memory-every 1"
 RATIO_KILLED, RATIO_LOST = 4.0, 20.0
 KILLED_SECONDS, WITHOUT_STEP_SECONDS, LOST_SECONDS, REPLACED_SECONDS, SPREAD = 1.3, 1.0, 2.0, 3.0, 2.0
 
@@ -123,7 +124,8 @@ def aims(results: Results) -> list[Aim]:
     return [
         _at_most("a killed rank is back with a new step, at 2 ranks", results, "rank-saved", KILLED_SECONDS),
         _without_step(results),
-        *_ratios("a killed rank", results, "rank", RATIO_KILLED),
+        *_ratios(f"a killed rank, {LOST_STEPS} steps redone", results, "rank", RATIO_KILLED),
+        *_ratios("a killed rank, none redone", results, "rank-saved", RATIO_KILLED),
         *_stall(results),
         _at_most("a worker gone for good, a new step at the smaller size", results, "lost", LOST_SECONDS),
         *_ratios("a worker gone for good", results, "lost", RATIO_LOST),
@@ -146,13 +148,14 @@ def _at_most(what: str, results: Results, scenario: str, limit: float, side: str
     return Aim(text, f"median {seconds(median)}", median <= limit)
 
 
+def _bare_seconds(one: Outcome) -> float:
+    """Without the steps in it, redone ones and the new one, which are the training's own business."""
+    return math.inf if one.seconds is None else one.seconds - one.step_seconds * (1 + one.redone)
+
+
 def _without_step(results: Results) -> Aim:
-    """A step is the training's own business."""
     text = f"the same without the step itself <= {WITHOUT_STEP_SECONDS:g} s"
-    bare = [
-        math.inf if one.seconds is None else one.seconds - one.step_seconds * (1 + one.redone)
-        for one in _ours(results, "rank-saved")
-    ]
+    bare = [_bare_seconds(one) for one in _ours(results, "rank-saved")]
     if not bare:
         return Aim(text, "", None)
     median = statistics.median(bare)
@@ -160,15 +163,32 @@ def _without_step(results: Results) -> Aim:
 
 
 def _ratios(what: str, results: Results, scenario: str, least: float) -> Iterable[Aim]:
-    """Against each restarting peer that was measured at 2 ranks."""
-    sides = results.get(2, {}).get(scenario, {})
-    ours = Spread.of(sides[OURS]).median if sides.get(OURS) else math.inf
-    peers = [name for name, outcomes in sides.items() if outcomes and not name.startswith((OURS, "torchft"))]
-    if not peers or math.isinf(ours):
+    """Against each restarting peer, at each number of ranks that was measured.
+
+    Steps are in it, on both sides; what the ratio is without them is told beside it, and how many were
+    redone where that is not the same.
+    """
+    measured = False
+    for ranks, scenarios in results.items():
+        sides = scenarios.get(scenario, {})
+        ours = sides.get(OURS, ())
+        peers = [name for name in sides if sides[name] and not name.startswith((OURS, "torchft"))]
+        for name in peers if any(one.seconds is not None for one in ours) else ():
+            measured = True
+            ratio = Spread.of(sides[name]).median / Spread.of(ours).median
+            text = f"{what}, {least:g} x faster than {name} at {ranks} ranks"
+            yield Aim(text, _told_ratio(ratio, ours, sides[name]), ratio >= least)
+    if not measured:
         yield Aim(f"{what}, {least:g} x faster than torchrun", "", None)
-    for name in peers if not math.isinf(ours) else ():
-        ratio = Spread.of(sides[name]).median / ours
-        yield Aim(f"{what}, {least:g} x faster than {name}", f"{ratio:.1f} x", ratio >= least)
+
+
+def _told_ratio(ratio: float, ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> str:
+    bare, redone = (
+        [statistics.median(of(one) for one in side) for side in (ours, theirs)]
+        for of in (_bare_seconds, lambda one: one.redone)
+    )
+    told = f"{ratio:.1f} x, without the steps {bare[1] / bare[0]:.1f} x"
+    return told if redone[0] == redone[1] else f"{told} ({redone[0]:g} redone, there {redone[1]:g})"
 
 
 def _stall(results: Results) -> Iterable[Aim]:

@@ -54,7 +54,8 @@ def test_tables_show_all_that_was_measured() -> None:
     [
         ("a killed rank is back with a new step", True),
         ("the same without the step itself", True),
-        ("a killed rank, 4 x faster than torchrun", True),
+        ("a killed rank, 3 steps redone, 4 x faster than torchrun at 2 ranks", True),
+        ("a killed rank, none redone, 4 x faster than torchrun", None),
         ("a worker gone for good, a new step at the smaller size", False),
         ("a worker gone for good, 20 x faster than torchrun", True),
         ("a worker replaced after 1 s", None),
@@ -67,6 +68,21 @@ def test_aims(words: str, met: bool | None) -> None:
     """Each aim is met, not met, or not measured; never left out."""
     (aim,) = [aim for aim in aims(RESULTS) if aim.text.startswith(words)]
     assert aim.met is met
+
+
+def test_a_ratio_tells_what_is_in_it() -> None:
+    """The recovery alone, without the steps that both do; and steps that only one of them redid."""
+    sides = {"rtj run": outcomes(2.0, redone=3), "torchrun": outcomes(4.5, redone=3)}
+    others = {"rtj run": outcomes(1.0), "torchrun": outcomes(4.6, redone=5)}
+    told = [str(aim) for aim in aims({4: {"rank": sides, "rank-saved": others}})]
+    assert (
+        "NOT MET      a killed rank, 3 steps redone, 4 x faster than torchrun at 4 ranks: "
+        "2.2 x, without the steps 4.1 x"
+    ) in told
+    assert (
+        "met          a killed rank, none redone, 4 x faster than torchrun at 4 ranks: "
+        "4.6 x, without the steps 4.0 x (0 redone, there 5)"
+    ) in told
 
 
 def test_picture_is_whole() -> None:
