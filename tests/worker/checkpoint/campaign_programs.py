@@ -207,6 +207,7 @@ def _session_of_ranks() -> int:
 def a_home(monkeypatch: Any) -> Iterator[Home]:
     """What is in flight when an attempt ends may take its time, though its few steps are worth nothing."""
     monkeypatch.setattr(landing, "FREE_SECONDS", rank_programs.SECONDS)
+    monkeypatch.setattr(landing, "IDLE_SECONDS", rank_programs.SECONDS)  # on a busy machine
     with tempfile.TemporaryDirectory(prefix="rtj-", dir="/tmp") as directory:  # a short path
         home = Home(Path(directory, "keeper"))
         try:

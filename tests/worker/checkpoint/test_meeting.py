@@ -118,22 +118,15 @@ def until(condition: Callable[[], Any]) -> None:
         time.sleep(0.005)
 
 
-def staying(meeting: Meeting, rank: int = 1) -> Guest:
-    guest = meeting.guest(rank, NO_FLIGHT)
-    guest.await_welcome()
-    return guest
-
-
 @pytest.mark.parametrize("early", [True, False])
 def test_a_rank_that_has_ended_fails_every_later_flight(meet: Any, early: bool) -> None:
     """At once, however many of them it has missed; but not the last one that it has copied for."""
     meeting = meet(2)
-    guest = staying(meeting)
+    guest = meeting.guest(1, NO_FLIGHT)
     meeting.host.open(5)
     if early:
         guest.ended(5, "its rank ended")
         guest.close()
-        until(lambda: meeting.host._ended)
     outcome = in_background(lambda: meeting.guest(1, flight=5).stored({"file": "x"}))
     assert [one["file"] for one in meeting.host.collect()] == ["x"]
     meeting.host.close(OK)
@@ -164,14 +157,14 @@ def test_a_guest_of_a_later_flight_has_nothing_for_this_one(meet: Any) -> None:
 def test_a_writer_that_stayed_is_missed(meet: Any) -> None:
     """By a flight of dead ranks, open or not; one of living ranks waits for the writer that follows it."""
     meeting = meet(2)
-    staying(meeting).close()
+    meeting.guest(1, NO_FLIGHT).close()
     until(lambda: meeting.host._left)
     meeting.host.open(1)
     outcome = in_background(lambda: meeting.guest(1, flight=1).stored({"file": "x"}))
     assert [one["file"] for one in meeting.host.collect()] == ["x"]
     meeting.host.close(OK)
     assert outcome()["ok"]
-    again = staying(meeting)
+    again = meeting.guest(1, NO_FLIGHT)
     meeting.host.open(2, held=True)
     again.close()
     for flight in (3, 4):

@@ -14,7 +14,7 @@ MOST_SECONDS = 10.0
 MOST_HELD_SECONDS = 120.0  # for a copy of which nothing was stored yet when its rank died
 UNKNOWN_SECONDS = 5.0  # for a first save, of which nobody knows how long it takes
 FACTOR = 2.0  # on how long it took lately
-IDLE_SECONDS = 1.0  # for one that has nothing to store to leave by itself
+IDLE_SECONDS = 3.0  # for one that has nothing to store to leave by itself, or to say that it has
 
 
 @dataclass(frozen=True)

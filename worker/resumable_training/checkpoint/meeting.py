@@ -35,7 +35,7 @@ _STRANGERS_BYTES = 4096  # of whoever has not said hello
 
 CHALLENGE = "challenge"
 HELLO = "hello"
-WELCOME = "welcome"  # to one that stays
+HEARD = "heard"  # to one that stays
 WRITE = "write"  # the directory is claimed
 STORED = "stored"
 FAILED = "failed"
@@ -206,6 +206,7 @@ class Host:
         elif message["kind"] == ENDED:
             self._ended[guest.rank] = int(message["last"]), str(message["message"])
             self._count_out(guest.rank)
+            self._tell(guest, {"kind": HEARD})  # one that hangs up before may not be heard
         else:
             guest.answer = message
             self._count(guest)
@@ -237,7 +238,7 @@ class Host:
         flight = self._flight
         self._count(guest)
         if guest.flight == NO_FLIGHT:
-            self._tell(guest, {"kind": WELCOME})
+            self._tell(guest, {"kind": HEARD})
             return
         if guest.flight < flight.number:
             self._tell(guest, {"kind": OUTCOME, "ok": False, "message": "the save was given up"})
@@ -275,6 +276,8 @@ class Guest:
         self._inbox = Inbox(self._connection)
         proof = _proof(secret, str(self._hear().get("nonce")), rank, flight)
         self._say({"kind": HELLO, "proof": proof, "rank": rank, "flight": flight})
+        if flight == NO_FLIGHT:
+            self._hear()  # from now on it is missed when it goes
 
     def await_claim(self) -> Message | None:
         """Wait until the directory is claimed; the outcome if the flight has ended before that."""
@@ -301,13 +304,10 @@ class Guest:
         self._say({"kind": FAILED, "message": why, "unlike": unlike})
         return self._await_outcome()
 
-    def await_welcome(self) -> None:
-        """Of a guest that stays: from now on it is missed when it goes."""
-        self._hear()
-
     def ended(self, last: int, why: str) -> None:
         """Of a guest that stays: its rank is dead, and after its flight ``last`` nothing comes from it."""
         self._say({"kind": ENDED, "last": last, "message": why})
+        self._hear()
 
     def close(self) -> None:
         self._connection.close()

@@ -118,7 +118,6 @@ class Writer:
         if self._rank > 0:
             with contextlib.suppress(HostGone):
                 self._stay = Guest(self._address, self._secret, self._rank, NO_FLIGHT, connect_seconds=0.0)
-                self._stay.await_welcome()
         self._say(kind="standing by")
 
     def _on_plan(self, message: Message) -> None:
