@@ -18,7 +18,7 @@ from typing import Any
 import launch
 from launch import Running
 from recovery_cases import NOTICE_SECONDS, REPLACED_AFTER_SECONDS, SAVE_EVERY, Leg
-from recovery_table import COLD, OURS, SPARE
+from recovery_table import COLD, COPIES, OURS, SPARE
 
 from resumable_operator.cluster.local_control import call
 from resumable_operator.cluster.local_files import RunFiles
@@ -106,16 +106,19 @@ OUR_STRIKES: dict[str, Strike] = {
     "grow": partial(our_fault, "add-worker"),
     "preempt": partial(our_fault, "preempt", grace=NOTICE_SECONDS),
 }
+COPIES_STRIKES = {name: OUR_STRIKES[name] for name in ("rank", "hang")}
 COLD_STRIKES = {name: OUR_STRIKES[name] for name in ("rank", "rank-saved", "replaced", "lost")}
 
 
 def ours() -> list[Contender]:
-    """Ours as it is, with cold starts, and with a spare for a killed worker."""
+    """Ours as it is, with cold starts, with copies in memory, and with a spare for a killed worker."""
     note = "finds a stopped process after 3 s; a spare holds no ranks, and waits warm"
+    copies = ("--memory-every", "1")
     cold, spare = ("--no-preload",), {"replaced": partial(our_fault, "kill-worker")}
     return [
         Contender(OURS, partial(start_ours, (), 0), OUR_STRIKES, note=note, is_ours=True),
         Contender(COLD, partial(start_ours, cold, 0), COLD_STRIKES, is_ours=True),
+        Contender(COPIES, partial(start_ours, copies, 0), COPIES_STRIKES, is_ours=True),
         Contender(SPARE, partial(start_ours, (), 1), spare, is_ours=True, is_ready=all_preloaded),
     ]
 
