@@ -100,6 +100,22 @@ def test_ranks_are_forked_from_the_first_attempt_on(tmp_path: Path, bare_python:
     wait_until(lambda: not process_exists(parent), "the parent's end with its agent")
 
 
+def test_ranks_that_are_forked_together(tmp_path: Path, bare_python: str) -> None:
+    """Each has its own number, output and process, and is the agent's child."""
+    text = SCRIPT + "print(os.getpid(), os.getppid(), os.getsid(0))\n" + WAITS.removeprefix(SCRIPT)
+    with agent_of(tmp_path, bare_python, text) as agent:
+        agent.begin(1, ranks=5)
+        agent.wait_event(events.RANKS_STARTED)
+        logs = [lambda rank=rank: agent.rank_log(1, rank).split() for rank in range(5)]
+        wait_until(lambda: all(len(log()) == 5 for log in logs), "what they print")
+        assert agent.process is not None
+        pids = [str(agent.rank_pids()[rank]) for rank in range(5)]
+        assert len(set(pids)) == 5
+        assert [log() for log in logs] == [
+            ["forked", str(rank), pid, str(agent.process.pid), pid] for rank, pid in enumerate(pids)
+        ]
+
+
 def test_the_agent_that_pods_get_preloads_too(tmp_path: Path, bare_python: str) -> None:
     """From one file, isolated, and with an interpreter that is not the ranks'."""
     write_bundle(tmp_path / "agent.pyz")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +17,7 @@ from resumable_training.agent.preload_command import (
     PythonProgram,
     difference,
     odd_count,
+    packets,
     parent_environment,
     read_command,
     request,
@@ -162,3 +166,22 @@ def test_only_what_is_a_ranks_own_may_differ(first: dict[str, str], rank: dict[s
 def test_numbers_of_threads(value: str, odd: bool) -> None:
     """A plain number can be set after the fork; what else libraries understand can't."""
     assert bool(odd_count({"OMP_NUM_THREADS": value})) == odd
+
+
+@given(
+    st.lists(st.dictionaries(st.text(max_size=3), st.text(max_size=9), max_size=3), max_size=9),
+    st.integers(2, 60),
+    st.integers(1, 4),
+)
+def test_requests_go_together(requests: list[dict[str, Any]], most_bytes: int, most: int) -> None:
+    """In order, never more than a packet holds, never fewer than fit, up to the first that fits into none."""
+    found = list(packets(requests, most_bytes, most))
+    together = [one for packet in found for one in packet]
+    assert together == requests[: len(together)]
+    assert all(len(json.dumps(packet)) <= most_bytes and len(packet) <= most for packet in found)
+    following = [packet[0] for packet in found[1:]]
+    assert all(
+        len(packet) == most or len(json.dumps([*packet, more])) > most_bytes
+        for packet, more in zip(found, following, strict=False)
+    )
+    assert together == requests or len(json.dumps([requests[len(together)]])) > most_bytes

@@ -27,7 +27,7 @@ from resumable_training.agent.ports import HeldPort
 from resumable_training.agent.procfs import start_ticks
 from resumable_training.agent.rank import Rank, Reporter
 from resumable_training.agent.ranklink import RankLink
-from resumable_training.agent.ranks import RankFiles, log_path, log_root, rank_plan
+from resumable_training.agent.ranks import RankFiles, RankPlan, StartedRank, log_path, log_root, rank_plan
 from resumable_training.contract import env, events, exitcodes, rankwire
 from resumable_training.contract.assignment import Assignment, CheckpointConfig, Limits
 from resumable_training.contract.codec import to_plain
@@ -39,6 +39,7 @@ _OUTPUT_SECONDS = 1.0  # for the last lines, should the log's disk hang
 WARNINGS_LIMIT = 200  # passed on from the ranks of one attempt
 _LEFTOVER_TURNS = 200
 _GPU_SECONDS = 30.0  # for the driver to take back what a killed process held
+PreparedRank = Tuple[RankPlan, ProgressPage, RankFiles]  # all but its process
 
 
 class Attempt:
@@ -114,6 +115,7 @@ class Attempt:
             return
         spec = self._context.spec
         forget_old_attempts(log_root(spec), self.number, spec.log_attempts)
+        prepared: List[PreparedRank] = []
         try:
             await self._link.open()
             self._context.keeper.begin(self.number, self._leaders)
@@ -121,12 +123,16 @@ class Attempt:
             if self.drain_state is not None and not self.ending:
                 self.end(events.DRAINED)  # nothing has begun
             self._let_go_of_port()
-            for local in range(0 if self.ending else member.ranks):  # it may have been stopped meanwhile
-                self._start_rank(local)
+            if not self.ending:  # it may have been stopped meanwhile
+                prepared.extend(map(self._prepare, range(member.ranks)))
+                self._start_ranks(prepared)
         except (OSError, ValueError) as error:  # ValueError: what no process can be given, a zero byte
             users = isinstance(error, ValueError) or error.errno == errno.E2BIG
             code = exitcodes.USER_ERROR if users else exitcodes.START_TIMEOUT
-            self._not_started(numbers[len(self.ranks)], str(error), code)
+            for _, page, _ in prepared[len(self.ranks) :]:
+                page.close()
+            ready = len(prepared) == len(numbers)
+            self._not_started(numbers[len(self.ranks if ready else prepared)], str(error), code)
         else:
             self._emit(events.RANKS_STARTED, {"ranks": [rank.number for rank in self.ranks]})
         self._reporter = Reporter(self.ranks[0]) if self.ranks else None
@@ -148,7 +154,13 @@ class Attempt:
         self._emit(events.ATTEMPT_ENDED, {"outcome": self.outcome})
         self.finished.set()
 
-    def _start_rank(self, local: int) -> None:
+    def _start_ranks(self, prepared: Sequence[PreparedRank]) -> None:
+        plans = [plan for plan, _, _ in prepared]
+        with contextlib.closing(self._context.starter.start(plans)) as processes:
+            for (plan, page, files), started in zip(prepared, processes):
+                self._add_rank(plan.rank, page, files, started)
+
+    def _prepare(self, local: int) -> PreparedRank:
         spec, assignment = self._context.spec, self.assignment
         number = assignment.member().first_rank + local
         page_path = Path(spec.directory, "progress-%d-%d" % (assignment.attempt, number))
@@ -157,16 +169,15 @@ class Attempt:
         page = ProgressPage(page_path, create=True)
         files = RankFiles(self._link.path, str(page_path), str(stacks_path))
         inherited = {**os.environ, **self._context.keeper.environment()}
-        plan = rank_plan(spec, assignment, local, files, inherited)
-        try:
-            started = self._context.starter.start(plan)
-        except (OSError, ValueError):
-            page.close()
-            raise
+        return rank_plan(spec, assignment, local, files, inherited), page, files
+
+    def _add_rank(self, number: int, page: ProgressPage, files: RankFiles, started: StartedRank) -> None:
         self._context.guard.add(started.pid)
-        front = lead(assignment.attempt, number)
-        output = self._context.pump.add(started.output, front, log_path(spec, assignment.attempt, number))
-        self.ranks.append(Rank(number, started, page, page_path, stacks_path, output, time.monotonic()))
+        front = lead(self.number, number)
+        log = log_path(self._context.spec, self.number, number)
+        output = self._context.pump.add(started.output, front, log)
+        paths = Path(files.progress), Path(files.stacks)
+        self.ranks.append(Rank(number, started, page, *paths, output, time.monotonic()))
 
     def _not_started(self, number: int, why: str, code: int) -> None:
         """Told as a rank that never came up: the machine's fault (no processes, no disk), or the user's."""

@@ -2,12 +2,8 @@
 
 Most of what a restart on a healthy machine takes is imports. ``PreloadStarter`` takes the place of
 ``ColdStarter`` and falls back to it whenever a fork would not be safe or not be the same: it says why, once,
-and training goes on. ``preload_hook`` is the parent's side; what makes a command fit is in
-``preload_command``.
-
-Messages are one packet of JSON each. Of the parent: ``probed {wanted}``, ``ready {seconds, modules}``,
-``unfit {why}``, and to each request ``started {pid}`` or ``refused {why, lasting, again}``. Of the agent,
-with two descriptors, the rank's output and its gate: ``{set, unset}``, variables of its environment.
+and training goes on. ``preload_parent`` talks to the parent, ``preload_hook`` is its own side, and
+what makes a command fit is in ``preload_command``.
 """
 
 from __future__ import annotations
@@ -15,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import json
 import os
 import pkgutil
 import shutil
@@ -23,8 +18,9 @@ import socket
 import sys
 import time
 import zipfile
+from collections import deque
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Set, Tuple
+from typing import Any, Callable, Deque, Dict, Generator, Optional, Sequence, Set
 
 from resumable_training.agent import preload_command as commands
 from resumable_training.agent import procfs, reap
@@ -32,81 +28,24 @@ from resumable_training.agent.bounded import within
 from resumable_training.agent.guarding import GuardProcess
 from resumable_training.agent.output import OutputPump, RankOutput
 from resumable_training.agent.preload_command import PythonProgram
-from resumable_training.agent.ranks import (
-    ColdStarter,
-    RankPlan,
-    StartedRank,
-    own_environment,
-    spawn,
-)
+from resumable_training.agent.preload_parent import MESSAGE_BYTES, Forked, Parent
+from resumable_training.agent.ranks import RankPlan, StartedRank, own_environment, start_cold
 from resumable_training.contract.assignment import AgentSpec
 
-VARIABLE = "RESUMABLE_PRELOAD"
-FORK_SECONDS = 2.0  # for the answer to a request; the agent's loop stands still meanwhile
+MOST_RANKS = 100  # in one request: they have two descriptors each
 IDLE_SECONDS = 3.0  # a parent that has neither computed nor read for so long hangs in an import
 LAST_WORDS_SECONDS = 0.2  # to read what a parent that failed has printed
-PAUSE_SECONDS = 1.5  # between two looks: both were stopped, or only this agent
 LONGEST_SECONDS = 120.0  # of the imports, before ranks no longer wait for them
 TORCH_SECONDS = (5.0, 30.0)  # after its start, whether a rank of an unknown program has loaded torch
 _LOOK_SECONDS = 0.5
 MOST_PARENTS = 5
-REQUEST_BYTES = 1 << 16  # the parent takes twice as much in one packet
+REQUEST_BYTES = MESSAGE_BYTES // 2
 _HOOK = {
     "sitecustomize.py": "preload_hook.py",
     "resumable_preload_rank.py": "preload_rank.py",
     "resumable_preload_native.py": "preload_native.py",
 }
 _HEAD_BYTES, _TEXT_BYTES = 1024, 1 << 20
-
-
-class Parent:
-    """One process that asks to be spoken to: it probes an interpreter, and is a parent of ranks then."""
-
-    def __init__(self, starter: "PreloadStarter", command: Tuple[str, ...], settings: Dict[str, Any]) -> None:
-        spec = starter.spec
-        self.environment = starter.environment
-        self.began = self._moved_at = self._looked_at = time.monotonic()
-        self._work: Tuple[int, ...] = ()
-        self.ready = False
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.control.settimeout(FORK_SECONDS)
-        theirs.set_inheritable(True)
-        read, write = os.pipe()
-        settings = dict(settings, control=theirs.fileno(), agent=os.getpid(), hook=starter.hook)
-        settings["pythonpath"] = self.environment.get("PYTHONPATH")
-        hooked = os.pathsep.join(filter(None, (starter.hook, settings["pythonpath"])))
-        variables = dict(self.environment, PYTHONPATH=hooked, **{VARIABLE: json.dumps(settings)})
-        arguments = [str(os.getpid()), spec.working_directory, *command]
-        try:
-            self.pid = spawn("trampoline", arguments, variables, {1: write, 2: write})
-        except (OSError, ValueError):
-            os.close(read)
-            self.control.close()
-            raise
-        finally:
-            os.close(write)
-            theirs.close()
-        self.output: RankOutput = starter.pump.add(read, "[preload] ", Path(spec.directory, "preload.log"))
-
-    def hear(self, flags: int = 0) -> Dict[str, Any]:
-        """Its next message; empty when it has ended.
-
-        Raises:
-            OSError: none within ``FORK_SECONDS``.
-        """
-        data = self.control.recv(1 << 17, flags)
-        answer: Dict[str, Any] = json.loads(data) if data else {}
-        return answer
-
-    def idle_seconds(self, now: float) -> float:
-        """How long it has neither computed nor read, as far as this was asked."""
-        work = procfs.work(self.pid)
-        paused, self._looked_at = now - self._looked_at > PAUSE_SECONDS, now
-        process = procfs.read_process(self.pid)
-        waits_for_disk = process is not None and process.state == "D"
-        if work != self._work or paused or waits_for_disk:
-            self._work, self._moved_at = work, now
-        return now - self._moved_at
 
 
 class PreloadStarter:
@@ -127,9 +66,9 @@ class PreloadStarter:
         self.environment: Dict[str, str] = {}
         self._forced: Dict[str, str] = {}
         self._guard, self._warn, self._say = guard, warn, say
-        self._cold = ColdStarter()
         self._program: Optional[PythonProgram] = None
         self._parent: Optional[Parent] = None
+        self._printed: Optional[RankOutput] = None  # by the parent
         self._cold_because = ""  # for good
         self._said: Set[str] = set()
         self._made = 0
@@ -163,20 +102,27 @@ class PreloadStarter:
     def _doubt(self, parent: Parent, now: float) -> None:
         """Give up one that does not get on."""
         if parent.idle_seconds(now) > IDLE_SECONDS:
-            self._give_up("the preloaded parent hangs in an import%s" % self._last_words(parent))
+            self._give_up("the preloaded parent hangs in an import%s" % self._last_words())
         elif now - parent.began > LONGEST_SECONDS:
             self._give_up("the preloaded parent has imported for %d s" % LONGEST_SECONDS)
 
-    def start(self, plan: RankPlan) -> StartedRank:
-        """Fork it, or start it cold."""
-        started = self._fork(plan)
-        if started is None:
-            started = self._cold.start(plan)
-            self._watch(started.pid)
+    def start(self, plans: Sequence[RankPlan]) -> Generator[StartedRank, None, None]:
+        """Fork them, or start cold those that are not forked."""
+        forked = self._fork(plans)
+        try:
+            for plan in plans:
+                yield forked.popleft().let_go() if forked else self._start_cold(plan)
+        finally:
+            for rank in forked:
+                rank.give_up()
+
+    def _start_cold(self, plan: RankPlan) -> StartedRank:
+        started = start_cold(plan)
+        self._watch(started.pid)
         return started
 
     def kill(self, started: StartedRank) -> None:
-        self._cold.kill(started)
+        reap.kill_session(started.pid)
 
     def close(self) -> None:
         """End the parent; ranks that came from it are the agent's children."""
@@ -249,7 +195,7 @@ class PreloadStarter:
         except OSError as error:
             self._give_up("what ranks are forked by can't be written: %s" % error)
             return
-        self._make((*self._program.interpreter, "-c", ""), self._settings(self._program))
+        self._make(self._program)
 
     def _write_hook(self) -> None:
         with zipfile.ZipFile(self.hook, "w") as archive:
@@ -272,14 +218,18 @@ class PreloadStarter:
             "forced": self._forced,
         }
 
-    def _make(self, command: Tuple[str, ...], settings: Dict[str, Any]) -> None:
+    def _make(self, program: PythonProgram) -> None:
+        spec = self.spec
+        command, settings = (*program.interpreter, "-c", ""), self._settings(program)
         try:
-            self._parent = Parent(self, command, settings)
+            parent = Parent(command, spec.working_directory, self.hook, settings, self.environment)
         except (OSError, ValueError) as error:
             self._give_up("no process could be made for preloading: %s" % error)
             return
-        self._guard.harbour(self._parent.pid)
-        asyncio.get_running_loop().add_reader(self._parent.control, self._on_message, self._parent)
+        self._parent = parent
+        self._printed = self.pump.add(parent.printed, "[preload] ", Path(spec.directory, "preload.log"))
+        self._guard.harbour(parent.pid)
+        asyncio.get_running_loop().add_reader(parent.control, self._on_message, parent)
 
     def _on_message(self, parent: Parent) -> None:
         """Unasked ones: how its start went, and its end."""
@@ -301,14 +251,15 @@ class PreloadStarter:
         elif parent.ready:
             self._replace("the preloaded parent, process %d, has ended" % parent.pid)
         else:
-            self._give_up("the interpreter can't be preloaded%s" % self._last_words(parent))
+            self._give_up("the interpreter can't be preloaded%s" % self._last_words())
         self._changed.set()
 
-    def _last_words(self, parent: Parent) -> str:
+    def _last_words(self) -> str:
+        assert self._printed is not None
         try:
-            tail = self.pump.finish(parent.output).result(LAST_WORDS_SECONDS)
+            tail = self.pump.finish(self._printed).result(LAST_WORDS_SECONDS)
         except concurrent.futures.TimeoutError:
-            tail = tuple(parent.output.tail)
+            tail = tuple(self._printed.tail)
         return "; its last line: %s" % tail[-1] if tail else ""
 
     def _replace(self, why: str) -> None:
@@ -337,7 +288,8 @@ class PreloadStarter:
         parent.control.close()
         reap.kill_session(parent.pid)
         self._guard.remove(parent.pid)
-        self.pump.close(parent.output)
+        assert self._printed is not None
+        self.pump.close(self._printed)
         self._changed.set()
 
     def _use_environment(self, environment: Dict[str, str]) -> None:
@@ -345,43 +297,33 @@ class PreloadStarter:
 
     # ranks --------------------------------------------------------------------------------------------
 
-    def _fork(self, plan: RankPlan) -> Optional[StartedRank]:
-        """None: it is to be started cold."""
+    def _fork(self, plans: Sequence[RankPlan]) -> Deque[Forked]:
+        """Processes of the first ones, all as a rule; the others are to be started cold."""
+        forked: Deque[Forked] = deque()
         parent = self._parent
-        if parent is None or not parent.ready:
-            return None
+        if parent is None or not parent.ready or not all(self._can_fork(parent, plan) for plan in plans):
+            return forked
+        requests = [commands.request(plan.environment, parent.environment, self._forced) for plan in plans]
+        for packet in commands.packets(requests, REQUEST_BYTES, MOST_RANKS):
+            some, answer = parent.fork(packet)
+            forked += some
+            if len(some) < len(packet):
+                self._refused(answer)
+                return forked
+        if len(forked) < len(plans):
+            self._tell("the variables of a rank are more than %d bytes" % REQUEST_BYTES)
+        return forked
+
+    def _can_fork(self, parent: Parent, plan: RankPlan) -> bool:
         odd = commands.odd_count(plan.environment)
         if odd:
             self._tell("%s=%s is for libraries to read" % (odd, plan.environment[odd]))
-            return None
+            return False
         name = commands.difference(plan.environment, parent.environment)
         if name:
             self._use_environment(plan.environment)
             self._replace("%s is different in this attempt" % name)
-            return None
-        return self._ask(parent, plan)
-
-    def _ask(self, parent: Parent, plan: RankPlan) -> Optional[StartedRank]:
-        data = json.dumps(commands.request(plan.environment, parent.environment, self._forced)).encode()
-        if len(data) > REQUEST_BYTES:
-            self._tell("the variables of a rank are more than %d bytes" % REQUEST_BYTES)
-            return None
-        output, rank_output = os.pipe()
-        rank_gate, gate = os.pipe()
-        try:
-            socket.send_fds(parent.control, [data], [rank_output, rank_gate])
-            answer = parent.hear()
-            if answer.get("kind") == "started":
-                os.write(gate, b"g")  # from now on it is ours, and it may run
-                return StartedRank(int(answer["pid"]), output)
-        except OSError as error:
-            answer = {"kind": "refused", "why": str(error), "again": True}
-        finally:
-            for descriptor in (rank_output, rank_gate, gate):  # a rank that nobody knows ends by its gate
-                os.close(descriptor)
-        os.close(output)
-        self._refused(answer)
-        return None
+        return not name
 
     def _refused(self, answer: Dict[str, Any]) -> None:
         why = answer.get("why", "it has ended")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from resumable_training.contract import env
 
@@ -174,6 +175,23 @@ def request(
         if name in forced or is_per_rank(name) or parents.get(name) != value
     }
     return {"set": changed, "unset": [name for name in parents if name not in environment]}
+
+
+def packets(requests: Sequence[Dict[str, Any]], most_bytes: int, most: int) -> Iterator[List[Dict[str, Any]]]:
+    """Requests that go together, in order; ends before one that is larger than a packet by itself."""
+    packet: List[Dict[str, Any]] = []
+    size = 0
+    for one in requests:
+        more = len(json.dumps(one)) + 2  # what a list puts between them
+        if more > most_bytes:
+            break
+        if packet and (size + more > most_bytes or len(packet) == most):
+            yield packet
+            packet, size = [], 0
+        packet.append(one)
+        size += more
+    if packet:
+        yield packet
 
 
 def difference(environment: Mapping[str, str], parents: Mapping[str, str]) -> str:

@@ -32,6 +32,7 @@ PER_ATTEMPT = ("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_POR
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/davinci")
 CONNECTIONS = ("socket:", "anon_inode:[io_uring]", "anon_inode:[eventpoll]")
 MESSAGE_BYTES = 1 << 17
+MOST_DESCRIPTORS = 250  # the kernel's limit for one packet is 253
 
 _myself = sys.modules[__name__]
 
@@ -267,24 +268,27 @@ def generators() -> Dict[str, Any]:
 
 
 def serve(control: socket.socket, settings: Dict[str, Any], known: Dict[str, Any]) -> None:
-    """Fork a rank whenever the agent asks; returns in the rank. Ends with the agent."""
+    """Fork ranks whenever the agent asks for some; returns in each of them. Ends with the agent."""
     while True:
         gc.freeze()  # what is there is no garbage, and looking for some would copy its pages in each rank
-        data, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 2)
+        data, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, MOST_DESCRIPTORS)
         if not data:
             os._exit(0)
-        answer = fork(control.fileno(), descriptors, known, settings["directory"])
-        if answer is None:
+        requests = json.loads(data.decode())
+        answer = fork(control.fileno(), descriptors, len(requests), known, settings["directory"])
+        mine = answer.get("mine")
+        for place, descriptor in enumerate(descriptors):
+            if mine is None or place // 2 != mine:
+                os.close(descriptor)
+        if mine is not None:
             control.close()
-            ranks.become_rank(json.loads(data.decode()), settings, *descriptors)
+            ranks.become_rank(requests[mine], settings, *descriptors[2 * mine : 2 * mine + 2])
             return
-        for descriptor in descriptors:
-            os.close(descriptor)
         tell(control, **answer)
 
 
-def fork(control: int, given: List[int], known: Dict[str, Any], directory: str) -> Optional[Dict[str, Any]]:
-    """One rank, if that is safe: what to tell the agent; None in the rank."""
+def fork(control: int, given: List[int], count: int, known: Dict[str, Any], directory: str) -> Dict[str, Any]:
+    """Some ranks, if that is safe: what to tell the agent; in a rank, which of them is ``mine``."""
     why = unsafe(control, given)
     if why:
         return {"kind": "refused", "why": why, "lasting": True}
@@ -292,20 +296,23 @@ def fork(control: int, given: List[int], known: Dict[str, Any], directory: str) 
     if why:
         return {"kind": "refused", "why": why, "again": True}
     try:
-        pid = fork_rank(directory)
+        mine, pids = fork_ranks(count, directory)
     except OSError as error:
         return {"kind": "refused", "why": error.strerror}
-    return {"kind": "started", "pid": pid} if pid else None
+    if mine is not None:
+        return {"mine": mine}
+    return {"kind": "started", "pids": pids, "why": "the process of a rank could not be made"}
 
 
 def tell(control: socket.socket, **message: Any) -> None:
     control.sendall(json.dumps(message).encode())
 
 
-def fork_rank(directory: str) -> int:
-    """Pid of a new rank, in the parent; 0 in the rank.
+def fork_ranks(count: int, directory: str) -> Tuple[Optional[int], List[int]]:
+    """Pids of new ranks, in the parent, fewer if there can be no more; which one this is, in a rank.
 
-    A process in between ends at once, so that the rank becomes a child of the agent, who adopts orphans.
+    A process in between makes them and ends at once, so that they become children of the agent, who adopts
+    orphans. One for all of them: to make it and to wait for its end costs as much as two ranks.
 
     Raises:
         OSError: no process could be made, or the working directory is gone.
@@ -320,24 +327,22 @@ def fork_rank(directory: str) -> int:
         os.close(write)
         raise
     if between == 0:
-        os.setsid()  # the rank is out of the parent's group before anybody is told of it
+        os.setsid()  # ranks are out of the parent's group before anybody is told of them
         os.close(read)
-        try:
-            pid = os.fork()
-        except OSError:
-            os._exit(1)
-        if pid:
-            os.write(write, b"%d" % pid)
-            os._exit(0)
-        os.close(write)
-        return 0
+        for number in range(count):
+            try:
+                pid = os.fork()
+            except OSError:
+                os._exit(1)
+            if pid == 0:
+                os.close(write)
+                return number, []
+            os.write(write, b"%d\n" % pid)
+        os._exit(0)
     os.close(write)
     os.waitpid(between, 0)
-    text = os.read(read, 32)
-    os.close(read)
-    if not text:
-        raise OSError(11, "the rank's process could not be made")
-    return int(text)
+    with open(read, "rb") as file:
+        return None, [int(line) for line in file]
 
 
 def unsafe(control: int, given: List[int]) -> str:

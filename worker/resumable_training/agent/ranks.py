@@ -11,7 +11,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Dict, Mapping, Protocol, Sequence, Tuple
+from typing import Callable, Dict, Generator, Mapping, Protocol, Sequence, Tuple
 
 from resumable_training.agent import reap
 from resumable_training.contract import CONTRACT_VERSION, env
@@ -75,8 +75,8 @@ class RankStarter(Protocol):
         """``until_ready`` would wait now."""
         ...
 
-    def start(self, plan: RankPlan) -> StartedRank:
-        """Start it now.
+    def start(self, plans: Sequence[RankPlan]) -> Generator[StartedRank, None, None]:
+        """Start the ranks of a worker, in this order; each runs when it is handed out, and not before.
 
         Raises:
             OSError: no process could be made.
@@ -108,20 +108,30 @@ class ColdStarter:
     def warming(self) -> bool:
         return False
 
-    def start(self, plan: RankPlan) -> StartedRank:
-        read, write = os.pipe()
-        try:
-            arguments = [str(os.getpid()), plan.directory, *plan.command]
-            pid = spawn("trampoline", arguments, plan.environment, {1: write, 2: write})
-        except (OSError, ValueError):
-            os.close(read)
-            raise
-        finally:
-            os.close(write)
-        return StartedRank(pid, read)
+    def start(self, plans: Sequence[RankPlan]) -> Generator[StartedRank, None, None]:
+        for plan in plans:
+            yield start_cold(plan)
 
     def kill(self, started: StartedRank) -> None:
         reap.kill_session(started.pid)
+
+
+def start_cold(plan: RankPlan) -> StartedRank:
+    """A fresh interpreter, or whatever the command is.
+
+    Raises:
+        OSError, ValueError: as ``RankStarter.start``.
+    """
+    read, write = os.pipe()
+    try:
+        arguments = [str(os.getpid()), plan.directory, *plan.command]
+        pid = spawn("trampoline", arguments, plan.environment, {1: write, 2: write})
+    except (OSError, ValueError):
+        os.close(read)
+        raise
+    finally:
+        os.close(write)
+    return StartedRank(pid, read)
 
 
 def spawn(

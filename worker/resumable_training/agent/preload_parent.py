@@ -1,0 +1,136 @@
+"""The agent's end of a preloaded parent: starts its process, hears it, and has it fork ranks.
+
+Messages are one packet of JSON each. Of the parent: ``probed {wanted}``, ``ready {seconds, modules}``,
+``unfit {why}``, and to each request ``started {pids}`` or ``refused {why, lasting, again}``. Of the agent,
+with two descriptors for each rank, its output and its gate: a list of ``{set, unset}``, variables of their
+environments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
+
+from resumable_training.agent import procfs
+from resumable_training.agent.ranks import StartedRank, spawn
+
+VARIABLE = "RESUMABLE_PRELOAD"
+FORK_SECONDS = 2.0  # for the answer to a request; the agent's loop stands still meanwhile
+MORE_FORKS_SECONDS = 0.5  # and for each further rank
+PAUSE_SECONDS = 1.5  # between two looks: both were stopped, or only this agent
+MESSAGE_BYTES = 1 << 17
+
+
+@dataclass(frozen=True)
+class Forked:
+    """A process that waits at its gate to become a rank. ``output``, ``gate``: our ends of its pipes."""
+
+    pid: int
+    output: int
+    gate: int
+
+    def let_go(self) -> StartedRank:
+        """From now on it is ours, and may run."""
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which will be seen
+            os.write(self.gate, b"g")
+        os.close(self.gate)
+        return StartedRank(self.pid, self.output)
+
+    def give_up(self) -> None:
+        """It ends."""
+        os.close(self.gate)
+        os.close(self.output)
+
+
+class Parent:
+    """One process: it probes an interpreter, and is a parent of ranks then.
+
+    Args:
+        command: what probes the interpreter, with the hook in front.
+        settings: for the hook.
+        environment: of ranks, as far as all have the same.
+
+    ``printed``: read end of a pipe for what imports print.
+
+    Raises:
+        OSError, ValueError: no process could be made.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        directory: str,
+        hook: str,
+        settings: Mapping[str, Any],
+        environment: Mapping[str, str],
+    ) -> None:
+        self.environment = environment
+        self.began = self._moved_at = self._looked_at = time.monotonic()
+        self._work: Tuple[int, ...] = ()
+        self.ready = False
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.settimeout(FORK_SECONDS)
+        theirs.set_inheritable(True)
+        self.printed, write = os.pipe()
+        path = environment.get("PYTHONPATH")
+        told = dict(settings, control=theirs.fileno(), agent=os.getpid(), hook=hook, pythonpath=path)
+        variables = dict(environment, PYTHONPATH=os.pathsep.join(filter(None, (hook, path))))
+        variables[VARIABLE] = json.dumps(told)
+        try:
+            arguments = [str(os.getpid()), directory, *command]
+            self.pid = spawn("trampoline", arguments, variables, {1: write, 2: write})
+        except (OSError, ValueError):
+            os.close(self.printed)
+            self.control.close()
+            raise
+        finally:
+            os.close(write)
+            theirs.close()
+
+    def hear(self, flags: int = 0) -> Dict[str, Any]:
+        """Its next message; empty when it has ended.
+
+        Raises:
+            OSError: none in time.
+        """
+        data = self.control.recv(MESSAGE_BYTES, flags)
+        answer: Dict[str, Any] = json.loads(data) if data else {}
+        return answer
+
+    def idle_seconds(self, now: float) -> float:
+        """How long it has neither computed nor read, as far as this was asked."""
+        work = procfs.work(self.pid)
+        paused, self._looked_at = now - self._looked_at > PAUSE_SECONDS, now
+        process = procfs.read_process(self.pid)
+        waits_for_disk = process is not None and process.state == "D"
+        if work != self._work or paused or waits_for_disk:
+            self._work, self._moved_at = work, now
+        return now - self._moved_at
+
+    def fork(self, requests: Sequence[Dict[str, Any]]) -> Tuple[List[Forked], Dict[str, Any]]:
+        """Processes for the first of these ranks, all as a rule; and what it said."""
+        outputs: List[Tuple[int, int]] = []
+        gates: List[Tuple[int, int]] = []
+        try:
+            for _ in requests:
+                outputs.append(os.pipe())
+                gates.append(os.pipe())
+            theirs = [end for (_, output), (gate, _) in zip(outputs, gates) for end in (output, gate)]
+            self.control.settimeout(FORK_SECONDS + MORE_FORKS_SECONDS * (len(requests) - 1))
+            socket.send_fds(self.control, [json.dumps(requests).encode()], theirs)
+            answer = self.hear()
+        except OSError as error:
+            answer = {"kind": "refused", "why": str(error), "again": True}
+        pids = answer.get("pids", ())
+        forked = [Forked(pid, output, gate) for pid, (output, _), (_, gate) in zip(pids, outputs, gates)]
+        for end in [output for _, output in outputs] + [gate for gate, _ in gates]:
+            os.close(end)
+        unused = [output for output, _ in outputs[len(forked) :]] + [gate for _, gate in gates[len(forked) :]]
+        for end in unused:  # a rank that nobody knows ends by its gate
+            os.close(end)
+        return forked, answer
