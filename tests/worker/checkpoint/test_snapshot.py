@@ -185,6 +185,16 @@ def module_replaced(state: TrainingState) -> None:
     state.optimizers["optimizer"] = fresh.optimizers["optimizer"]
 
 
+def rate_of_a_tensor(state: TrainingState) -> None:
+    """Which is stored as one."""
+    state.optimizers["optimizer"].param_groups[0]["lr"] = torch.tensor(0.25)
+
+
+def state_of_a_number(state: TrainingState) -> None:
+    for kept in state.optimizers["optimizer"].state.values():
+        kept["step"] = 3.0
+
+
 def state_dropped(state: TrainingState) -> None:
     state.optimizers["optimizer"].state.clear()
     step(state)
@@ -212,6 +222,7 @@ BUILT = [
     buffer_renamed,
     optimizer_replaced,
     module_replaced,
+    rate_of_a_tensor,
     state_dropped,
     state_in_other_order,
 ]
@@ -244,6 +255,13 @@ def test_another_structure_is_noticed(
     assert len(built) == times <= 1
 
 
+def test_a_tensor_that_is_a_number_now_is_one(running: tuple[TrainingState, Taken, list[None]]) -> None:
+    """It is pickled like other numbers, and no tensor any more."""
+    state, one, _ = running
+    state_of_a_number(state)
+    assert same_as_built(one.take(), state)
+
+
 def test_small_values_lie_one_after_another(running: tuple[TrainingState, Taken, list[None]]) -> None:
     """Texts and pickles, each where it is said to be; pickled anew only what has changed."""
     state, one, _ = running
@@ -260,6 +278,6 @@ def test_small_values_lie_one_after_another(running: tuple[TrainingState, Taken,
 
 
 def test_sharded_tensors_that_change(tmp_path: Path) -> None:
-    """Of FSDP2: another local tensor, state that was replaced, another placement; nothing is built for it."""
+    """Of FSDP2: another local tensor, state that was replaced; and another placement, planned anew."""
     found: list[Any] = run_ranks(2, snapshot_programs.sharded_run, tmp_path)
-    assert found == [[(True, 0), (True, 0), (True, 0), (True, 0), (True, 0)]] * 2
+    assert found == [[(True, 0), (True, 0), (True, 0), (True, 1), (True, 0)]] * 2

@@ -243,15 +243,15 @@ class Kept:
     def __init__(self, pickled: Callable[[Any], bytes]) -> None:
         self._pickled = pickled
         self._known: dict[str, tuple[Any, bytes]] = {}
-        self._last: tuple[list[str], list[Any], list[type]] = [], [], []
+        self._last: tuple[list[str], list[type], list[Any]] = [], [], []
         self._pickles: list[bytes] = []  # of the last ones
 
     def bytes_of(self, values: Mapping[str, Any]) -> list[bytes]:
         """In their order."""
-        now = list(values), list(values.values()), list(map(type, values.values()))
+        now = list(values), list(map(type, values.values())), list(values.values())  # types decide first
         if now != self._last:
             self._pickles = [self._one(key, value) for key, value in values.items()]
-            self._last = now if _SIMPLE.issuperset(now[2]) else ([], [], [])  # nothing that may change inside
+            self._last = now if _SIMPLE.issuperset(now[1]) else ([], [], [])  # nothing that may change inside
         return self._pickles
 
     def _one(self, key: str, value: Any) -> bytes:

@@ -67,8 +67,10 @@ class Built:
     def again(self, state: TrainingState) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """The live tensors and the plain values. Raises Moved."""
         found = self.finder.find(state)
-        tensors = dict(zip(self.tensors, self._tensors(found), strict=True))
-        return tensors, dict(zip(self.plain, self._plain(found), strict=True))
+        tensors, plain = self._tensors(found), self._plain(found)
+        if any(isinstance(value, torch.Tensor) for value in plain):
+            raise Moved("a value is a tensor now")
+        return dict(zip(self.tensors, tensors, strict=True)), dict(zip(self.plain, plain, strict=True))
 
 
 def collect(content: Content, rank: int) -> tuple[Values, Finder | None, str]:
@@ -195,14 +197,16 @@ class Snapshot:
             Unsupported, NoArena: the state has changed to something that can't be taken like this.
         """
         moment("save.copy")
-        values = self._find(content)
-        blobs = self._blobs(values)
-        small_bytes = self._small_bytes(values, blobs)
+        found = self._find(content)
+        values = found or self._build(content)
         before = self.plan, self.arena
         parts = self.plan.parts_of(values.tensors) if self.plan is not None else None
         if parts is None or self.arena is None:
+            values = self._build(content) if found else values  # places may hold things of another kind now
             parts = self._make_plan(values)
             self._lay_out(values)
+        blobs = self._blobs(values)
+        small_bytes = self._small_bytes(values, blobs)
         plan, arena = self._laid_out()
         if plan.bytes + small_bytes > arena.bytes:
             self._make_arena(small_bytes)
@@ -221,14 +225,12 @@ class Snapshot:
             event.synchronize()
         self._done = []
 
-    def _find(self, content: Content) -> Values:
-        """The live values; built anew only where they are not found."""
-        if self._built is None:
-            return self._build(content)
+    def _find(self, content: Content) -> Values | None:
+        """The live values, where they were when the state dict was built; None: it must be built anew."""
         try:
-            return self._refreshed(content, self._built)
+            return self._refreshed(content, self._built) if self._built is not None else None
         except Moved:
-            return self._build(content)
+            return None
 
     def _build(self, content: Content) -> Values:
         values, finder, self.made_anew = collect(content, self._ranks.rank)
