@@ -1,0 +1,97 @@
+"""What a writer takes for a copy that is held: a whole letter, and the arena as it was with it."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_job import Job, make_state, save
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resumable_training.checkpoint import arena
+from resumable_training.checkpoint.arena import Arena
+from resumable_training.checkpoint.holding import Letter, held
+from resumable_training.contract import env
+
+
+class Copy:
+    """A rank's arena and its letter."""
+
+    def __init__(self) -> None:
+        self.arena, self.letter = Arena(4096), Letter()
+
+    def hold(self, **message: Any) -> None:
+        self.arena.break_seal()
+        self.letter.write({**message, "seal": self.arena.seal()})
+
+    def found(self) -> Any:
+        message = held(self.letter.descriptor, self.arena.descriptor, self.arena.bytes)
+        return message and message["step"]
+
+
+@pytest.fixture
+def copy() -> Iterator[Copy]:
+    copy = Copy()
+    yield copy
+    copy.letter.close()
+    copy.arena.free()
+
+
+def test_the_newest_copy_is_held(copy: Copy) -> None:
+    """Nothing before the first one; a letter that is shorter than the one before leaves nothing of it."""
+    assert copy.found() is None
+    copy.hold(step=1, text="long" * 1000)
+    assert copy.found() == 1
+    copy.hold(step=2)
+    assert copy.found() == 2
+
+
+def test_what_is_copied_over_is_not_held(copy: Copy) -> None:
+    """From the first byte of the next copy on, and when that is whole: it was for a save."""
+    copy.hold(step=1)
+    copy.arena.break_seal()
+    assert copy.found() is None
+    copy.arena.seal()
+    assert copy.found() is None
+    copy.hold(step=2)
+    os.ftruncate(copy.arena.descriptor, 0)  # given back, for a larger one
+    assert copy.found() is None
+
+
+@given(st.data())
+def test_a_torn_letter_holds_nothing(data: st.DataObject) -> None:
+    """Its rank died in the middle of it, wherever that was."""
+    copy = Copy()
+    try:
+        copy.hold(step=1, text="some text")
+        first = os.pread(copy.letter.descriptor, 1 << 16, 0)
+        copy.hold(step=2, text="a text that is longer", more=[1, 2])
+        whole = os.pread(copy.letter.descriptor, 1 << 16, 0)
+        cut = data.draw(st.integers(0, len(whole) - 1))
+        os.ftruncate(copy.letter.descriptor, 0)
+        os.pwrite(copy.letter.descriptor, first, 0)
+        os.pwrite(copy.letter.descriptor, whole[:cut], 0)
+        assert copy.found() is None
+    finally:
+        copy.letter.close()
+        copy.arena.free()
+
+
+@pytest.mark.parametrize(("free", "why"), [(0, "saves are not asynchronous"), (None, "no agent would")])
+def test_no_copies_where_nobody_would_store_them(
+    free: int | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an agent, or where saves stop training: it is said, and saves go on as ever."""
+    monkeypatch.delenv(env.KEEPER, raising=False)
+    monkeypatch.setattr(arena, "free_bytes", lambda: free)
+    job = Job(tmp_path / "store", host="127.0.0.1")
+    engine, state = job.engine(1), make_state(1.0)
+    engine.restore(make_state())
+    assert not engine.copy(state, step=1, samples=8, shared={}, per_rank={})
+    assert f"no copies are held in memory between saves: {why}" in job.warnings[-1]
+    assert engine.copy_seconds is None
+    save(engine, 2, state)
+    assert engine.close().step == 2  # type: ignore[union-attr]
+    assert job.resume_points == ["step-00000002.1"]
