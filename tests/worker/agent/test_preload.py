@@ -124,6 +124,15 @@ def test_the_agent_that_pods_get_preloads_too(tmp_path: Path, bare_python: str) 
         assert one_attempt(agent) == ["forked"] * 2
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_it_says_what_is_compiled_at_each_start(tmp_path: Path, bare_python: str, kept: bool) -> None:
+    """An image without bytecode costs more at each start than anything else here gains."""
+    environment = {"PYTHONDONTWRITEBYTECODE": "" if kept else "1"}
+    with agent_of(tmp_path, bare_python, preload_modules=("mine",), environment=environment) as agent:
+        parent_of(agent)
+        assert ("1 files were compiled" in agent.own_log()) is not kept
+
+
 def test_it_says_what_it_is(tmp_path: Path, bare_python: str) -> None:
     """In a list of processes a parent is told from its ranks."""
     with agent_of(tmp_path, bare_python) as agent:

@@ -245,7 +245,7 @@ class PreloadStarter:
                 self._drop()
         elif kind == "ready":
             parent.ready = True
-            self._say("preloaded %d modules in %.1f s" % (len(message["modules"]), message["seconds"]))
+            self._say(commands.told_of_imports(message))
         elif kind == "unfit":
             self._give_up(message["why"])
         elif parent.ready:

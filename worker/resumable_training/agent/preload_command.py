@@ -1,4 +1,4 @@
-"""PURE: whether the command of a rank is a Python program that can be preloaded, and what its text says."""
+"""PURE: whether the command of a rank is a Python program that can be preloaded, and what is said of it."""
 
 from __future__ import annotations
 
@@ -192,6 +192,16 @@ def packets(requests: Sequence[Dict[str, Any]], most_bytes: int, most: int) -> I
         size += more
     if packet:
         yield packet
+
+
+def told_of_imports(ready: Mapping[str, Any]) -> str:
+    """What the agent's log says of a parent that is ready."""
+    told = "preloaded %d modules in %.1f s" % (len(ready["modules"]), ready["seconds"])
+    if not ready["compiled"]:
+        return told
+    return (
+        told + "; %d files were compiled, as at each start: their bytecode can't be kept" % ready["compiled"]
+    )
 
 
 def difference(environment: Mapping[str, str], parents: Mapping[str, str]) -> str:

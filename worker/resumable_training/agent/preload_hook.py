@@ -84,7 +84,8 @@ def main(settings: Dict[str, Any]) -> None:
         os._exit(0)
     gc.collect()
     known = sources()
-    tell(control, kind="ready", seconds=round(time.monotonic() - began, 3), modules=loaded)
+    seconds = round(time.monotonic() - began, 3)
+    tell(control, kind="ready", seconds=seconds, modules=loaded, compiled=compiled_in_vain())
     serve(control, settings, known)
 
 
@@ -394,6 +395,12 @@ def outdated(known: Dict[str, Any]) -> str:
     """Whether a source that was imported is another one now."""
     changed = [path for path, before in known.items() if stamp(path) != before]
     return "%s has changed since it was imported" % changed[0] if changed else ""
+
+
+def compiled_in_vain() -> int:
+    """Modules that were compiled now, and will be at the next start: their bytecode can't be kept."""
+    kept = [getattr(module, "__dict__", {}).get("__cached__") for module in list(sys.modules.values())]
+    return sum(isinstance(path, str) and not os.path.exists(path) for path in kept)
 
 
 def stamp(path: str) -> Optional[Tuple[int, int]]:

@@ -1,9 +1,9 @@
 """The agent's end of a preloaded parent: starts its process, hears it, and has it fork ranks.
 
-Messages are one packet of JSON each. Of the parent: ``probed {wanted}``, ``ready {seconds, modules}``,
-``unfit {why}``, and to each request ``started {pids}`` or ``refused {why, lasting, again}``. Of the agent,
-with two descriptors for each rank, its output and its gate: a list of ``{set, unset}``, variables of their
-environments.
+Messages are one packet of JSON each. Of the parent: ``probed {wanted}``, ``ready {seconds, modules,
+compiled}``, ``unfit {why}``, and to each request ``started {pids}`` or ``refused {why, lasting, again}``. Of
+the agent, with two descriptors for each rank, its output and its gate: a list of ``{set, unset}``, variables
+of their environments.
 """
 
 from __future__ import annotations
