@@ -1,8 +1,9 @@
 """The shared memory that a rank copies its state into, and that its writer process stores from.
 
 An anonymous file in memory (``memfd``): its pages count as the rank's own, not against ``/dev/shm``, which
-containers keep small. All pages are there before the first copy, and page-locked where there is a GPU. The
-descriptor is all that another process needs, and whoever holds it holds the content, also when the rank dies.
+containers keep small. All pages are there before the first copy, which maps them as it goes: that takes less
+than to have the system map them beforehand. Where there is a GPU they are page-locked. The descriptor is all
+that another process needs, and whoever holds it holds the content, also when the rank dies.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Arena:
         whole = size + SEAL_BYTES
         try:
             os.posix_fallocate(descriptor, 0, whole)  # all pages, or an error, instead of SIGBUS later
-            self._map = mmap.mmap(descriptor, whole, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            self._map = mmap.mmap(descriptor, whole, flags=mmap.MAP_SHARED)
         except OSError as error:
             os.close(descriptor)
             raise NoArena(f"no {size >> 20} MiB of shared memory: {error.strerror or error}") from error
