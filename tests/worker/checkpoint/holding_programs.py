@@ -29,7 +29,8 @@ class Death:
 
     ``copies``: ranks that make the last copy; None: all. ``moment``: at which the victim dies, or its writer
     after it. ``kills``: who is killed where no moment does it; nobody: it ends well. ``then``: what is done
-    after the last copy: "copy" or "save" one step more, or "block" the place where the copy would be stored.
+    after the last copy: "copy" or "save" one step more, "save anew", at which a moment counts, or "block" the
+    place where the copy would be stored.
     ``lands``: whether the last copy is to become a checkpoint. ``saves``: whether it began with a save.
     """
 
@@ -112,7 +113,8 @@ class Life:
             assert self.copy()
         self.together()
         if self.rank == death.victim:
-            self.note.unlink()
+            if death.then != "save anew":
+                self.note.unlink()
             if copies:
                 assert self.copy()
             self.kill_writer()
@@ -135,6 +137,10 @@ class Life:
         elif then == "save":
             self.train()
             self.save()
+        elif then == "save anew":
+            self.train()
+            self.note.unlink(missing_ok=True)
+            begin(self.engine, self.state, self.step, self.rank, anew=True)
         elif then == "block":
             Path(self.root, checkpoint_name(self.step, self.attempt)).mkdir(exist_ok=True)
 

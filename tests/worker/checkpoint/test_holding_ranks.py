@@ -95,8 +95,10 @@ def test_deaths_at_each_moment_of_a_copy(tmp_path: Path, home: Home) -> None:
 
 
 def test_one_rank_and_then_two(tmp_path: Path, home: Home) -> None:
-    """What one rank held is resumed by two, with not one byte from storage."""
-    play(home, tmp_path, [Death("the only rank", lands=True, victim=0)], 1, next_size=2)
+    """What one rank held is resumed by two, with not one byte from storage; what lies as it was planned
+    before is not held."""
+    again = Death("where it is planned anew", False, victim=0, moment="save.copy", then="save anew")
+    play(home, tmp_path, [again, Death("the only rank", lands=True, victim=0)], 1, next_size=2)
 
 
 @pytest.mark.soak

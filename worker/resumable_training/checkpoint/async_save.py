@@ -237,6 +237,8 @@ class AsynchronousSaver:
     def _agree(self, task: SaveTask) -> None:
         """The first save, and one after ranks were found unlike: they tell each other what they have."""
         again, self._agreed = self._agreed, False
+        if again and self._snapshot.arena is not None:
+            self._snapshot.arena.break_seal()  # what is held lies there as it was planned before
         why = self._snapshot.agree(task.content)
         self._agreed = True
         now = self._snapshot.unlike or "they hold the same again"
