@@ -95,6 +95,18 @@ def test_checkpoint_config() -> None:
     assert checkpoint_config(spec(), JobStatus()).every_steps is None
 
 
+@pytest.mark.parametrize(
+    ("wanted", "steps", "auto"), [(None, None, False), (1, 1, False), (200, 200, False), ("auto", None, True)]
+)
+def test_copies_in_memory(wanted: int | str | None, steps: int | None, auto: bool) -> None:
+    """Every so many steps, or as often as they cost little; a change is pushed while the job trains."""
+    changed = spec(checkpoint={"directory": {"path": "/x"}, "memoryEverySteps": wanted})
+    config = checkpoint_config(changed, JobStatus(store="/x"))
+    assert (config.memory_every_steps, config.memory_auto) == (steps, auto)
+    plain = spec(checkpoint={"directory": {"path": "/x"}})
+    assert (settings_digest(changed) != settings_digest(plain)) == (wanted is not None)
+
+
 def test_limits() -> None:
     """Limits are the recovery section's."""
     given = limits(spec(recovery={"hangSeconds": 900, "drainSeconds": 20, "autonomySeconds": 5}))

@@ -32,6 +32,7 @@ CONNECT_SECONDS = 60.0  # the port is open as long as rank 0's process lives
 _RETRY_SECONDS = 0.05
 _BACKLOG = 4096
 _STRANGERS_BYTES = 4096  # of whoever has not said hello
+_SILENT_SECONDS, _ASK_AGAIN_SECONDS, _TIMES = 5, 2, 3  # TCP asks after one that stays
 
 CHALLENGE = "challenge"
 HELLO = "hello"
@@ -238,6 +239,7 @@ class Host:
         flight = self._flight
         self._count(guest)
         if guest.flight == NO_FLIGHT:
+            _look_after(guest.connection)
             self._tell(guest, {"kind": HEARD})
             return
         if guest.flight < flight.number:
@@ -349,6 +351,15 @@ def _connect(address: tuple[str, int], seconds: float) -> socket.socket:
             if time.monotonic() > deadline:
                 raise HostGone(f"the checkpoint writer of rank 0 does not answer: {error}") from error
         time.sleep(_RETRY_SECONDS)
+
+
+def _look_after(connection: socket.socket) -> None:
+    """Notice within seconds that the other end's machine is gone, though nothing is ever said."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENT_SECONDS)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _ASK_AGAIN_SECONDS)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _TIMES)
 
 
 def _no_timeout(connection: socket.socket) -> socket.socket:
