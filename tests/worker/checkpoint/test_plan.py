@@ -7,7 +7,7 @@ import torch
 
 from resumable_training.checkpoint import marking
 from resumable_training.checkpoint.accord import Agreed, agree_on
-from resumable_training.checkpoint.plan import ALIGNMENT, Plan, Unsupported, make_plan, stock_of
+from resumable_training.checkpoint.plan import ALIGNMENT, Plan, Unsupported, make_plan, own_bytes, stock_of
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -79,7 +79,9 @@ class Special(torch.Tensor):
     ids=["sparse", "subclass", "meta", "quantized"],
 )
 def test_kinds_that_only_dcp_knows_are_named(tensor: torch.Tensor, said: str) -> None:
-    """Never stored as something that they are not."""
+    """Never stored as something that they are not; and ranks can compare them before they find out."""
+    assert stock_of({"k": tensor}, set(), 1).tensors.keys() == {"k"}
+    assert own_bytes({"k": tensor}, {"k"}, 0, Agreed()) > 0
     with pytest.raises(Unsupported, match=said):
         plan_of({"k": tensor})
 

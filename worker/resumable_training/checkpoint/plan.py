@@ -145,30 +145,35 @@ def make_plan(
 def stock_of(tensors: Mapping[str, torch.Tensor], rank_0_keys: Collection[str], world_size: int) -> Stock:
     """What ranks compare: shape and type of each replicated tensor, and what lies on meshes of some ranks."""
     looks: dict[str, Look] = {}
-    parted: dict[Mesh, list[tuple[str, ...]]] = {}
+    meshes, parted = _Meshes(), dict[Mesh, list[tuple[str, ...]]]()
     for key, tensor in tensors.items():
         if not isinstance(tensor, DTensor):
             if key not in rank_0_keys:
-                looks[key] = Look(str(tensor.dtype), tuple(tensor.shape), tensor.nbytes)
+                looks[key] = Look(str(tensor.dtype), tuple(tensor.shape), _bytes(tensor))
         elif tensor.device_mesh.size() < world_size and tensor.device_mesh.get_coordinate() is not None:
             look = (key, str(tensor.dtype), str(list(tensor.shape)), str(tensor.placements))
-            parted.setdefault(_mesh_of(tensor), []).append(look)
-    meshes = {mesh: xxhash.xxh3_128_hexdigest(repr(sorted(held)).encode()) for mesh, held in parted.items()}
-    return Stock(looks, meshes)
+            parted.setdefault(meshes.of(tensor), []).append(look)
+    digests = {mesh: xxhash.xxh3_128_hexdigest(repr(sorted(held)).encode()) for mesh, held in parted.items()}
+    return Stock(looks, digests)
 
 
 def own_bytes(
     tensors: Mapping[str, torch.Tensor], rank_0_keys: Collection[str], rank: int, agreed: Agreed
 ) -> int:
-    """What this rank stores besides what it has like others: its part of DTensors, and rank 0's own.
-
-    Raises:
-        Unsupported: as ``make_plan``.
-    """
+    """About what this rank stores besides what all have alike: its part of DTensors, and rank 0's own."""
+    meshes, total = _Meshes(), 0
     for key, tensor in tensors.items():
-        _check(key, tensor)
-    own = _own_pieces(tensors, rank_0_keys, rank, agreed)
-    return sum(box.elements * tensors[key].dtype.itemsize for key, pieces in own.items() for box, _ in pieces)
+        if isinstance(tensor, DTensor):
+            twins = len(agreed.twins.get(meshes.of(tensor), (None,)))
+            total += _bytes(local(tensor)) // (_replica(tensor)[1] * twins)
+        elif key in rank_0_keys and rank == 0:
+            total += _bytes(tensor)
+    return total
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """As ``nbytes``, which sparse tensors refuse to tell."""
+    return tensor.numel() * tensor.element_size()
 
 
 def _check(key: str, tensor: torch.Tensor) -> None:
@@ -214,32 +219,53 @@ def _own_pieces(
 ) -> dict[str, Pieces]:
     """Of all DTensors, and of what only rank 0's copy counts of: what this rank stores, or nothing."""
     found: dict[str, Pieces] = {}
-    turns: dict[Mesh, int] = {}
-    for key, tensor in sorted(tensors.items()):
+    meshes, turns = _Meshes(), dict[Mesh, int]()
+    for key in sorted(tensors):
+        tensor = tensors[key]
         if isinstance(tensor, DTensor):
-            mesh = _mesh_of(tensor)
+            mesh = meshes.of(tensor)
             turns[mesh] = turn = turns.get(mesh, -1) + 1  # all who have it count those of their mesh alone
-            found[key] = _of_shard(key, tensor, turn, agreed.twins.get(mesh, (mesh,)))
+            twins = agreed.twins.get(mesh, (mesh,))
+            found[key] = _of_shard(key, tensor, turn, twins.index(mesh), len(twins))
         elif key in rank_0_keys:
             found[key] = _of_part(tensor, slices.Part(key, 0, tensor.numel()) if rank == 0 else None)
     return found
 
 
-def _mesh_of(tensor: DTensor) -> Mesh:
-    mesh = tensor.device_mesh
-    return Mesh(tuple(mesh.shape), tuple(mesh.mesh.flatten().tolist()))
+class _Meshes:
+    """Each mesh is described once: many tensors lie on it."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Mesh] = {}
+
+    def of(self, tensor: DTensor) -> Mesh:
+        mesh = tensor.device_mesh
+        known = self._known.get(id(mesh))
+        if known is None:
+            ranks = tuple(int(rank) for rank in mesh.mesh.flatten())
+            known = self._known[id(mesh)] = Mesh(tuple(mesh.shape), ranks)
+        return known
 
 
-def _of_shard(key: str, tensor: DTensor, turn: int, twins: Sequence[Mesh]) -> Pieces:
-    """This rank's shard, or its slice of one that others have too."""
+def _replica(tensor: DTensor) -> tuple[int, int]:
+    """Which one this rank's part is of those on its mesh that are the same, and of how many."""
+    mesh, index, count = tensor.device_mesh, 0, 1
+    for placement, place, size in zip(
+        tensor.placements, mesh.get_coordinate() or mesh.shape, mesh.shape, strict=True
+    ):
+        if isinstance(placement, Replicate):
+            index, count = index * size + place, count * size
+    return index, count
+
+
+def _of_shard(key: str, tensor: DTensor, turn: int, twin: int, twins: int) -> Pieces:
+    """This rank's shard, or its slice of one that others have too. ``twin``: number of its mesh of all."""
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return []
-    index, count = twins.index(_mesh_of(tensor)), len(twins)
-    for placement, place, size in zip(tensor.placements, coordinate, mesh.shape, strict=True):
-        if isinstance(placement, Replicate):
-            index, count = index * size + place, count * size
+    index, count = _replica(tensor)
+    index, count = twin * count + index, twins * count
     shape, begin = compute_local_shape_and_global_offset(tensor.shape, mesh, tensor.placements)
     if tensor.numel() == 0:
         if index or any(coordinate):

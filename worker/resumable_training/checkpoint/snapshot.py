@@ -148,10 +148,7 @@ class Snapshot:
         return accord.agree_on(stocks, loads, ranks.rank), accord.unlike(stocks)
 
     def _own_bytes(self, values: Values, agreed: Agreed) -> int:
-        try:
-            return planning.own_bytes(values.tensors, values.rank_0_keys, self._ranks.rank, agreed)
-        except planning.Unsupported:
-            return 0  # there will be no plan
+        return planning.own_bytes(values.tensors, values.rank_0_keys, self._ranks.rank, agreed)
 
     def _why_not(self, act: Callable[[], object]) -> str:
         try:
