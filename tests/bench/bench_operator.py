@@ -6,7 +6,8 @@ bench-operator`` runs it; it prints a table and writes tests/bench/results/opera
 
 Measured in turn, at each size: all jobs started from nothing; CPU and requests while they train; workers
 that fail, one of them in every other job with a replacement awaited, then in the others going on smaller at
-once; the operator killed and started again; the same objects under a naive kopf operator.
+once; the operator killed and started again; the same objects under a naive kopf operator. ``--peer jobset``
+adds the same jobs as JobSets (``peer_jobset``), on an API server of their own.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import peer_jobset
+import peer_table
 import yaml
 from operator_process import AGENT_IMAGE, grant
+from plane_requests import PlaneRequests, each, rates
 from sim_cluster import Simulator
 from sim_measure import CpuMeter, Scrape, grown, load, memory_mb, page, pulse, scraper, spread
 from sim_peer import PEERS, run_peer
@@ -51,6 +55,7 @@ PORT = 8080
 NEVER = 86_400.0
 PATIENCE_SECONDS = 1800.0  # for all jobs to run, on a busy machine
 READY_SECONDS = 300.0
+PLANE = ("kube-apiserver", "etcd", "kube-controller-manager")  # whose CPU is told
 Raw = dict[str, Any]
 
 
@@ -145,7 +150,7 @@ class Bench:
 
     def idle(self) -> Raw:
         """CPU, passes and requests while nothing happens but training."""
-        before, meter = Scrape.of(PORT), self._meter()
+        before, asked, meter = Scrape.of(PORT), PlaneRequests.of(self.plane), self._meter()
         time.sleep(self.plan.idle_seconds)
         shares, after = meter.shares(), Scrape.of(PORT)
         seconds = after.at - before.at
@@ -157,6 +162,7 @@ class Bench:
             "requests_per_second": {
                 kind: count / seconds for kind, count in grown(_requests(before), _requests(after)).items()
             },
+            "plane_requests_per_second": rates(asked, PlaneRequests.of(self.plane)),
             "memory_mb": memory_mb(self.operator.pid),
             "load": load(),
         }
@@ -174,7 +180,7 @@ class Bench:
         jobs = [f"{NAMESPACE}/{name}" for name in job_names(self.plan.jobs) if mode_of(name) == mode]
         jobs = [jobs[number % len(jobs)] for number in range(self.plan.strikes)]
         self.simulator.do("mark")
-        before, meter = Scrape.of(PORT), self._meter()
+        before, asked, meter = Scrape.of(PORT), PlaneRequests.of(self.plane), self._meter()
         with scraper(PORT) as scrapes, pulse(PORT) as beats:
             found = self.simulator.do("strike", jobs=jobs, rate=self.plan.rate)
         seconds, shares, after = meter.seconds, meter.shares(), Scrape.of(PORT)
@@ -196,6 +202,9 @@ class Bench:
                 kind: round((count - routine.get(kind, 0.0)) / len(found), 2)
                 for kind, count in requests.items()
             },
+            "plane_requests_per_recovery": each(
+                asked, PlaneRequests.of(self.plane), idle["plane_requests_per_second"], len(found)
+            ),
             "cpu": shares,
             "cpu_ms_per_recovery": 1000
             * (shares["operator"] - idle["cpu"]["operator"])
@@ -249,7 +258,7 @@ class Bench:
         return results
 
     def _meter(self) -> CpuMeter:
-        planes = {name: pid for name, pid in self.plane.pids.items() if name in ("kube-apiserver", "etcd")}
+        planes = {name: pid for name, pid in self.plane.pids.items() if name in PLANE}
         return CpuMeter({"operator": self.operator.pid, "simulator": self.simulator.pid, **planes})
 
 
@@ -352,6 +361,20 @@ def bench(plan: Plan, options: list[str]) -> Iterator[Bench]:
 KEPT = RESULTS / "operator-logs"
 
 
+def beside(plan: Plan) -> Raw:
+    """The peer at the same size, with the same failures."""
+    return peer_jobset.measure(
+        plan.jobs,
+        plan.workers,
+        strikes=plan.strikes,
+        rate=plan.rate,
+        settle_seconds=plan.settle_seconds,
+        idle_seconds=plan.idle_seconds,
+        starts=plan.starts,
+        kept=KEPT,
+    )
+
+
 def print_table(sizes: dict[str, Raw]) -> None:
     """One column a size, and the growth from the first to the last."""
     rows = (
@@ -447,10 +470,15 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--idle", type=float, default=60.0, help="seconds of watching how nothing happens")
     parser.add_argument("--starts", type=int, default=2, help="times that the operator is started anew")
     parser.add_argument("--no-peers", action="store_true", help="leave the naive kopf operators out")
+    parser.add_argument("--peer", choices=("jobset",), help="measure this beside the operator")
+    parser.add_argument("--write-docs", action="store_true", help="with --peer: put the table into docs/")
     parser.add_argument("--output", type=Path, default=RESULTS / "operator.json")
     parser.add_argument("--operator-option", action="append", default=[], help="for the operator; repeat")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.write_docs and not options.peer:
+        parser.error("--write-docs writes the table of --peer")
+    return options
 
 
 def main() -> None:
@@ -475,11 +503,19 @@ def main() -> None:
         say(f"{size}: {jobs} jobs of {workers} pods")
         with bench(plan, options.operator_option) as running:
             sizes[size] = running.run()
+        if options.peer:
+            say(f"{size}: the same as JobSets")
+            sizes[size][options.peer] = beside(plan)
     machine = {"cpus": os.cpu_count(), "python": platform.python_version()}
     options.output.parent.mkdir(exist_ok=True)
     options.output.write_text(json.dumps({"machine": machine, "sizes": sizes}, indent=1) + "\n")
     print_table(sizes)
     print(f"\nwritten: {options.output}")
+    if options.peer:
+        table = peer_table.lines(sizes, options.peer)
+        print("", *table, sep="\n")
+        if options.write_docs:
+            print(f"written: {peer_table.write(table, options.strikes, options.rate)}")
 
 
 if __name__ == "__main__":

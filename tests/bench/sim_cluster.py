@@ -180,25 +180,35 @@ class Cluster:
         return jobs
 
 
-async def serve(path: str, connection: Raw) -> None:
+def widen_file_limit() -> None:
+    """A connection for each agent."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    cluster = Cluster()
+
+
+async def command_server(path: str, target: object) -> asyncio.Server:
+    """Listens at ``path``; each line that comes is a call of a method of ``target``."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():
             command = json.loads(line)
-            call: Callable[..., Any] = getattr(cluster, command.pop("do"))
+            call: Callable[..., Any] = getattr(target, command.pop("do"))
             writer.write(json.dumps(await call(**command)).encode() + b"\n")
             await writer.drain()
         writer.close()
 
+    return await asyncio.start_unix_server(answer, path, limit=1 << 20)
+
+
+async def serve(path: str, connection: Raw) -> None:
+    widen_file_limit()
+    cluster = Cluster()
     async with AsyncExitStack() as stack:
         api = KubeClient(connection["url"], connection["token"], connection["ca_file"])
         stack.push_async_callback(api.close)
         cluster.pods = Pods(api, cluster.fleet, connection["operator_namespace"], cluster.told, cluster.noted)
         await stack.enter_async_context(await cluster.fleet.serve(AGENT_PORT))
-        await stack.enter_async_context(await asyncio.start_unix_server(answer, path, limit=1 << 20))
+        await stack.enter_async_context(await command_server(path, cluster))
         async with asyncio.TaskGroup() as group:
             group.create_task(cluster.pods.run())
             group.create_task(cluster.watch_lag())
@@ -210,9 +220,11 @@ async def serve(path: str, connection: Raw) -> None:
 class Simulator:
     """The simulator as a process of its own. Use as ``with``."""
 
+    program = Path(__file__)  # takes the socket's path, and the connection
+
     def __init__(self, directory: Path, **connection: str) -> None:
         path = directory / "sim.sock"
-        argv = [sys.executable, __file__, str(path), json.dumps(connection)]
+        argv = [sys.executable, self.program, str(path), json.dumps(connection)]
         self._running = Component.start(argv, directory / "simulator.log", {**os.environ})
         self._socket = socket.socket(socket.AF_UNIX)
         wait_until(lambda: self._listens(str(path)), START_SECONDS, "the simulator")

@@ -1,0 +1,85 @@
+"""The operator beside its peer, for people: of one run of the benchmark, two columns a size.
+
+Called by bench_operator.py, which prints it and, with ``--write-docs``, puts it into docs/operator-cost.md.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from measured_page import DOCS, replace_measured
+
+PAGE = DOCS / "operator-cost.md"
+WIDTH = 11
+Raw = dict[str, Any]
+
+# Title, where it is in our results, where it is in the peer's; None: it has no such thing.
+ROWS: tuple[tuple[str, str | None, str | None], ...] = (
+    ("pod failed -> next attempt complete, p50 s", "replace.seconds.p50", "restart.seconds.p50"),
+    ("                                     p99 s", "replace.seconds.p99", "restart.seconds.p99"),
+    ("   going on without the lost pod:    p50 s", "shrink.seconds.p50", None),
+    ("                                     p99 s", "shrink.seconds.p99", None),
+    ("recoveries", "replace.recoveries", "restart.recoveries"),
+    ("never complete", "replace.never", "restart.never"),
+    ("pods made anew, a recovery", "replace.pods_made", "restart.pods_made"),
+    ("requests to the API server, a recovery", "replace.requests", "restart.requests"),
+    ("cores meanwhile: the operator, the manager", "replace.cpu.operator", "restart.cpu.manager"),
+    (
+        "                 kube-controller-manager",
+        "replace.cpu.kube-controller-manager",
+        "restart.cpu.kube-controller-manager",
+    ),
+    ("                 API server", "replace.cpu.kube-apiserver", "restart.cpu.kube-apiserver"),
+    ("memory: the operator, the manager, RSS MB", "memory_mb.rss", "memory_mb.manager.rss"),
+    ("start -> /readyz, s", "start.synced", "start.synced"),
+    ("start -> all jobs seen, s", "start.all_jobs_seen", "start.all_jobs_seen"),
+    ("all jobs from nothing, s", "cold_start.seconds", "cold_start.seconds"),
+)
+
+
+def lines(sizes: dict[str, Raw], peer: str) -> list[str]:
+    """The table. Sizes that the peer was not measured at are left out."""
+    chosen = {size: found for size, found in sizes.items() if peer in found}
+    heads = [f"{size} {who}" for size in chosen for who in ("ours", peer)]
+    width = max([WIDTH, *(len(head) + 2 for head in heads)])
+    table = [f"{'':<44}" + "".join(f"{head:>{width}}" for head in heads)]
+    for title, ours, theirs in ROWS:
+        values = []
+        for found in chosen.values():
+            values += [_dig(with_sums(found), ours), _dig(with_sums(found[peer]), theirs)]
+        table.append(f"{title:<44}" + "".join(f"{_shown(value):>{width}}" for value in values))
+    return table
+
+
+def with_sums(found: Raw) -> Raw:
+    """A side's results with what is told of them: requests in all, pods made, and the best start."""
+    result = {**found, "start": min(found["starts"], key=lambda start: start["synced"], default={})}
+    for mode in ("replace", "restart"):
+        if mode in found:
+            asked = found[mode]["plane_requests_per_recovery"]
+            sums = {"requests": sum(asked.values()), "pods_made": asked.get("POST pods", 0.0)}
+            result[mode] = {**found[mode], **sums}
+    return result
+
+
+def write(table: list[str], strikes: int, rate: float) -> Path:
+    """Replace the measured part of the page; its path."""
+    where = f"{os.cpu_count()} cores, which everything shares, Python {platform.python_version()}"
+    how = f"{strikes} failures of each kind, {rate:g} a second on average, of jobs in turn"
+    replace_measured(PAGE, "\n".join([f"On {where}; {how}.", "", "```", *table, "```"]))
+    return PAGE
+
+
+def _dig(found: Any, where: str | None) -> float | None:
+    for name in where.split(".") if where else ():
+        found = (found or {}).get(name)
+    return found if where else None
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if isinstance(value, int) or value >= 100 else f"{value:.2f}"
