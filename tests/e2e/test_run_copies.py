@@ -12,7 +12,7 @@ from training_run import TrainingRun, assert_same, causes
 
 pytestmark = pytest.mark.timeout(600)
 Undisturbed = Callable[..., dict[str, Any]]
-STEP = ("--step-seconds", "0.1")  # a dozen of them are worth waiting for
+STEP = ("--step-seconds", "0.2")  # a dozen of them are worth waiting for, also on a busy machine
 
 
 def both(attempt: int, nth: int) -> list[Wish]:
