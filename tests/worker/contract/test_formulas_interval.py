@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from resumable_training.contract.formulas import (
@@ -53,6 +53,7 @@ def test_times_that_mean_nothing_are_refused(blocking: float, mtbf: float) -> No
 
 
 @given(seconds, seconds, positive, st.none() | positive)
+@example(5e-324, 0.0, 0.25, None)
 def test_auto_lies_between_durability_and_the_cap(
     blocking: float, durable: float, mtbf: float, cap: float | None
 ) -> None:

@@ -38,7 +38,8 @@ def daly_interval(blocking_seconds: float, mtbf_seconds: float) -> float:
     if blocking_seconds >= 2 * mtbf_seconds:
         return mtbf_seconds
     ratio = blocking_seconds / (2 * mtbf_seconds)
-    return young * (1 + math.sqrt(ratio) / 3 + ratio / 9) - blocking_seconds
+    product = young * (1 + math.sqrt(ratio) / 3 + ratio / 9)
+    return max(0.0, product - blocking_seconds)  # of the smallest numbers the root is 0
 
 
 @dataclass(frozen=True)
