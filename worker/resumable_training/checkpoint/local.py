@@ -2,8 +2,8 @@
 
 Create-only writes are a synced temporary file and a hard link, which every POSIX file system refuses when
 the name exists; where links are missing, an exclusive open. Directories are synced too: without that a new
-name can be gone after a power loss. The root is made by ``prepare_root`` alone: a volume that is no longer
-mounted must not be written under its mount point.
+name can be gone after a power loss, as a probe may, which is of no use afterwards. The root is made by
+``prepare_root`` alone: a volume that is no longer mounted must not be written under its mount point.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from resumable_training.checkpoint.errors import (
     StoreMisconfigured,
     StoreNotFound,
 )
+from resumable_training.checkpoint.identity import PROBES_DIRECTORY
 from resumable_training.checkpoint.store import Advice, Entry
 from resumable_training.contract.manifest import parse_checkpoint_name
 
@@ -144,8 +145,8 @@ class LocalStore:
         return done
 
     def create(self, name: str, data: bytes) -> None:
-        target = self.path(name)
-        with _wrapped(self._full(name)), self._temporary(target, data) as temporary:
+        target, lasting = self.path(name), _is_lasting(name)
+        with _wrapped(self._full(name)), self._temporary(target, data, lasting) as temporary:
             try:
                 os.link(temporary, target)
             except FileExistsError:
@@ -156,7 +157,8 @@ class LocalStore:
                 if error.errno not in _NO_LINKS:
                     raise
                 create_exclusively(target, data)
-            sync_directory(target.parent)
+            if lasting:
+                sync_directory(target.parent)
 
     def put(self, name: str, data: bytes) -> None:
         target = self.path(name)
@@ -165,10 +167,10 @@ class LocalStore:
             sync_directory(target.parent)
 
     @contextmanager
-    def _temporary(self, target: Path, data: bytes) -> Iterator[Path]:
+    def _temporary(self, target: Path, data: bytes, lasting: bool = True) -> Iterator[Path]:
         path = target.with_name(TEMPORARY_PREFIX + uuid.uuid4().hex)
         try:
-            create_exclusively(path, data)
+            create_exclusively(path, data, lasting)
             yield path
         finally:
             with suppress(FileNotFoundError):
@@ -186,9 +188,10 @@ class LocalStore:
                 return  # somebody keeps that checkpoint elsewhere: only the link is ours, and goes as a whole
             try:
                 path.unlink()
-                sync_directory(path.parent)
             except FileNotFoundError:
                 return
+            if _is_lasting(name):
+                sync_directory(path.parent)
 
     def delete_tree(self, name: str) -> None:
         if not name:
@@ -240,14 +243,19 @@ def _unless_gone(_function: object, _path: object, failure: tuple[Any, BaseExcep
         raise failure[1]
 
 
-def create_exclusively(path: Path, data: bytes) -> None:
-    """Write and sync a file that must not exist; what a failed write leaves is removed."""
+def _is_lasting(name: str) -> bool:
+    return not name.startswith(f"{PROBES_DIRECTORY}/")
+
+
+def create_exclusively(path: Path, data: bytes, lasting: bool = True) -> None:
+    """Write and sync (``lasting``) a file that must not exist; what a failed write leaves is removed."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         view = memoryview(data)
         while view:
             view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
+        if lasting:
+            os.fsync(descriptor)
     except OSError:
         with suppress(OSError):
             path.unlink()
