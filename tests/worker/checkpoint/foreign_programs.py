@@ -137,6 +137,25 @@ def live_apart(rank: int) -> None:
     shelf.machine = lambda: f"machine of rank {rank}"
 
 
+def count_exchanges(
+    rank: int, world_size: int, group: Any, root: str, kind: str, apart: bool
+) -> tuple[int, ...]:
+    """Collectives of a preflight and of a restore, and those of both on the default group."""
+    if apart:
+        live_apart(rank)
+    state = rank_programs.make_state(kind, 2, world_size)
+    begun = [_done(group), _done(dist.group.WORLD)]
+    engine = rank_programs.make_engine(root, rank, world_size, group, attempt=2)
+    proven = _done(group)
+    assert engine.restore(state) is not None
+    return proven - begun[0], _done(group) - proven, _done(dist.group.WORLD) - begun[1]
+
+
+def _done(group: Any) -> int:
+    """Collectives that this rank has begun on it, by the group's own count."""
+    return int(group._get_sequence_number_for_group())
+
+
 def forget_peak() -> None:
     """This process's highest memory use counts from here on."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
@@ -248,15 +267,19 @@ def read_sharded(
     }
     meter = Meter()
     meter.install()
-    reader = reader_of(Path(path), block_bytes, Ranks(group, rank, world_size))
-    found = reader.read(wanted, last=True)
+    found = read_into(wanted, Path(path), block_bytes, Ranks(group, rank, world_size))
     return {key: value.full_tensor() for key, value in found.items()}, meter.bytes
 
 
-def reader_of(path: Path, block_bytes: int, ranks: Ranks) -> Reader:
+def read_into(
+    places: dict[str, torch.Tensor], path: Path, block_bytes: int, ranks: Ranks
+) -> dict[str, torch.Tensor]:
+    """The places, filled from a checkpoint of DCP's."""
     catalog = Catalog(load_real((path / MARKER_FILE).read_bytes()))
     blocks = Blocks(catalog.needed_bytes(), block_bytes)
-    return Reader(LocalStore(path.parent), path.name, catalog, blocks, ranks)
+    found: dict[str, Any] = {}
+    Reader(LocalStore(path.parent), path.name, catalog, blocks, ranks).read(lambda: places, found.update)
+    return found
 
 
 def odd_tensors() -> dict[str, torch.Tensor]:

@@ -64,7 +64,6 @@ def test_a_directory_that_stays_is_named(
 @pytest.fixture
 def rank_0s_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[writer_main.Writer]:
     """In this process, which gives way to nobody."""
-    monkeypatch.setattr(writer_main, "give_way", lambda: None)
     ours, theirs = socket.socketpair()
     with contextlib.closing(ours), contextlib.closing(theirs):
         made = writer_main.Writer(theirs, os.getppid())

@@ -227,12 +227,12 @@ def stored(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> Path:
 def test_places_of_any_kind_are_filled(block_bytes: int, tmp_path: Path) -> None:
     """Other types, other orders of memory, parts of larger tensors; whatever a block's edge cuts."""
     tensors = foreign_programs.odd_tensors()
-    reader = foreign_programs.reader_of(stored(tmp_path, tensors), block_bytes, Ranks(None, 0, 1))
+    where, alone = stored(tmp_path, tensors), Ranks(None, 0, 1)
     doubled = {key: torch.zeros_like(value, dtype=torch.float64) for key, value in tensors.items()}
-    found = reader.read(doubled)
+    found = foreign_programs.read_into(doubled, where, block_bytes, alone)
     assert all(torch.equal(value, tensors[key].double()) for key, value in found.items())
     wide = {key: torch.zeros(*value.shape, 2, dtype=value.dtype)[..., 0] for key, value in tensors.items()}
-    found = reader.read(wide, last=True)
+    found = foreign_programs.read_into(wide, where, block_bytes, alone)
     assert all(torch.equal(value, tensors[key]) for key, value in found.items())
 
 
@@ -243,9 +243,8 @@ def test_what_is_no_tensor_of_ours_is_named_before_anything_is_written(tmp_path:
     catalog_of.state_dict_metadata["bad"].properties.dtype = torch.int32
     (path / MARKER_FILE).write_bytes(pickle.dumps(catalog_of))
     places = {"good": torch.zeros(3), "bad": torch.zeros(4, dtype=torch.int32)}
-    reader = foreign_programs.reader_of(path, 1 << 20, Ranks(None, 0, 1))
     with pytest.raises(NotPlain, match=r"bad \(in __0_0\.distcp.*torch.int32 \[4\], the item torch.float32"):
-        reader.read(places)
+        foreign_programs.read_into(places, path, 1 << 20, Ranks(None, 0, 1))
     assert torch.equal(places["good"], torch.zeros(3))
 
 

@@ -35,7 +35,7 @@ from resumable_training.checkpoint.keeper import RankLink
 from resumable_training.checkpoint.plan import Unsupported
 from resumable_training.checkpoint.ranks import Ranks
 from resumable_training.checkpoint.reports import SaveReport
-from resumable_training.checkpoint.save import SaveTask, SynchronousSaver
+from resumable_training.checkpoint.save import Offer, SaveTask, SynchronousSaver
 from resumable_training.checkpoint.snapshot import Snapshot
 from resumable_training.checkpoint.store import Store
 from resumable_training.checkpoint.writer import WriterDied, WriterProcess
@@ -96,9 +96,24 @@ class AsynchronousSaver:
 
     # Before the first step ----------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Start the writers, which get ready while the ranks restore and train up to the first save."""
-        secret, port = self._ranks.first(self._listen)
+    def offer(self) -> Offer:
+        """A secret of this attempt's writers, and the port at which they meet."""
+        if self._ranks.world_size == 1:
+            return "", 0
+        if self._listener is None:
+            try:
+                self._listener = meeting.listen(self._host)
+            except OSError as error:
+                raise StorageUnavailable(
+                    f"no port for checkpoint writers on {self._host}: {error}"
+                ) from error
+        return secrets.token_hex(16), self._listener.getsockname()[1]
+
+    def start(self, offer: Offer) -> None:
+        """Start the writers, which get ready in the gaps that the ranks leave them."""
+        if self._begin:
+            return
+        secret, port = offer
         self._begin = {
             "kind": "begin",
             "rank": self._ranks.rank,
@@ -113,16 +128,6 @@ class AsynchronousSaver:
             self._start_process()
         except (OSError, WriterDied) as error:
             self._warn(f"no checkpoint writer: {error}")
-
-    def _listen(self) -> tuple[str, int]:
-        """A secret of this attempt's writers, and the port at which they meet."""
-        if self._ranks.world_size == 1:
-            return "", 0
-        try:
-            self._listener = meeting.listen(self._host)
-        except OSError as error:
-            raise StorageUnavailable(f"no port for checkpoint writers on {self._host}: {error}") from error
-        return secrets.token_hex(16), self._listener.getsockname()[1]
 
     def _require_writers(self) -> None:
         """Before the first save: each rank has a writer that has come up, or all save synchronously."""

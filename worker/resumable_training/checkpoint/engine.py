@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -31,17 +31,17 @@ from resumable_training.checkpoint.fitness import Needs
 from resumable_training.checkpoint.footprint import state_bytes
 from resumable_training.checkpoint.keeper import Flight, RankLink
 from resumable_training.checkpoint.listing import Survey, survey
-from resumable_training.checkpoint.load import Loaded, Loader
+from resumable_training.checkpoint.load import Loaded, Loader, Look
 from resumable_training.checkpoint.memory import Memory
 from resumable_training.checkpoint.moments import moment
 from resumable_training.checkpoint.preflight import preflight
 from resumable_training.checkpoint.ranks import Ranks
 from resumable_training.checkpoint.read import NotWhole
-from resumable_training.checkpoint.recall import recall
+from resumable_training.checkpoint.recall import Room, recall, room
 from resumable_training.checkpoint.reports import Fallback, RestoreReport, SaveReport
 from resumable_training.checkpoint.resume import Choice
-from resumable_training.checkpoint.save import Saver, SaveTask, SynchronousSaver
-from resumable_training.checkpoint.saved import Source, look
+from resumable_training.checkpoint.save import Offer, Saver, SaveTask, SynchronousSaver
+from resumable_training.checkpoint.saved import Source
 from resumable_training.checkpoint.state import (
     Content,
     TrainingState,
@@ -128,7 +128,6 @@ class CheckpointEngine:
 
         ``state``: what will be saved; without it nobody asks whether there is room for it.
         """
-        self._saver.start()
         needs = Needs(state_bytes(state) if state else 0)
         self._identity = preflight(self._store, self.config, self._job, self._ranks, needs, self._warn)
 
@@ -150,10 +149,10 @@ class CheckpointEngine:
         started = time.monotonic()
         fallback: list[Fallback] = []
         pauses = list(self._retry_seconds)
-        flights = self._await_flights()
+        flights, rooms = self._await_flights()
         while True:
             try:
-                report = self._restore_once(state, fallback, started)
+                report = self._restore_once(state, rooms, fallback, started)
                 return report and replace(report, landed=_landed(report, flights))
             except _ChooseAgain:
                 continue
@@ -163,36 +162,75 @@ class CheckpointEngine:
                 self._say(f"{error}; trying again")
                 time.sleep(pauses.pop(0))
 
-    def _await_flights(self) -> list[Flight]:
-        """No writer of an older attempt is left on any worker of this one; how their saves ended."""
-        told = [one for mine in self._ranks.gather(self._keeper.await_flights()) for one in mine]
-        for line in dict.fromkeys(_lost_line(one) for one in told if not one.ok):
+    def _await_flights(self) -> tuple[list[Flight], list[Room]]:
+        """No writer of an older attempt is left on any worker of this one: how their saves ended.
+
+        And how much memory each rank's machine has.
+        """
+        told = self._ranks.gather((self._keeper.await_flights(), room()))
+        flights = [one for mine, _ in told for one in mine]
+        for line in dict.fromkeys(_lost_line(one) for one in flights if not one.ok):
             self._say(line)
-        return told
+        return flights, [where for _, where in told]
 
     def _restore_once(
-        self, state: TrainingState, fallback: list[Fallback], started: float
+        self, state: TrainingState, rooms: Sequence[Room], fallback: list[Fallback], started: float
     ) -> RestoreReport | None:
-        rejected = [one.checkpoint for one in fallback]
-        choice, head = self._ranks.first(lambda: self._choose(rejected))
-        if choice.kind == resume.FRESH:
-            self._ranks.together(lambda: self._rehearse(state))
-            self._append_record(head + 1, None, deliberate=self.config.start_fresh)
-            return None
-        source = self._source(choice)
-        moment("load.pin")
-        self._pin(source, hold=True)
-        moment("load.look")
-        loaded, manifest = self._load(choice, source, state, fallback)
+        with ExitStack() as ours:
+            opened: list[Loader] = []  # on rank 0
+
+            def loader_of(choice: Choice) -> Loader:
+                return ours.enter_context(closing(self._loader(self._source(choice), state, rooms)))
+
+            def look() -> tuple[Choice, int, Offer, Look | None]:
+                choice, head = self._choose([one.checkpoint for one in fallback])
+                offer = self._saver.offer()
+                if choice.kind == resume.FRESH:
+                    return choice, head, offer, None
+                moment("load.pin")
+                self._pin(self._source(choice), hold=True)
+                moment("load.look")
+                opened.append(loader_of(choice))
+                return choice, head, offer, opened[0].look()
+
+            choice, head, offer, seen = self._ranks.first(look)
+            if seen is None:
+                self._ranks.together(lambda: self._rehearse(state))
+                self._append_record(head + 1, None, deliberate=self.config.start_fresh)
+                self._saver.start(offer)
+                return None
+            source, loader = self._source(choice), opened[0] if opened else loader_of(choice)
+            try:
+                loaded = loader.load(seen)
+            except NotWhole as error:
+                self._pass_over(choice, error.verdict, fallback)
         for disagreement in check_schedules(state):
             self._say(f"{source.label}: {disagreement}")
         moment("load.record")
         record = self._append_record(
-            head + 1, choice.name, manifest, deliberate=choice.kind == resume.DELIBERATE
+            head + 1, choice.name, loaded.manifest, deliberate=choice.kind == resume.DELIBERATE
         )
         moment("load.unpin")
         self._pin(source, hold=False)
+        self._saver.start(offer)  # not before: until here every core has better things to do
         return _restore_report(source, record, loaded, fallback, time.monotonic() - started)
+
+    def _loader(self, source: Source, state: TrainingState, rooms: Sequence[Room]) -> Loader:
+        """With what this worker still has of the resume point, once storage has said that it is that."""
+
+        def remembered(manifest: Manifest | None) -> Memory:
+            ours = manifest if source.store is self._store else None
+            return recall(
+                self._keeper,
+                rooms,
+                self._ranks.rank,
+                source.name,
+                ours,
+                lambda: state_bytes(state),
+                self._warn,
+            )
+
+        return Loader(source, state, self._ranks, self._warn, remembered)
 
     def _rehearse(self, state: TrainingState) -> None:
         """What can't be saved is better known now than after the first interval."""
@@ -229,29 +267,6 @@ class CheckpointEngine:
         if store.location == self._store.location and parse_checkpoint_name(name):
             return Source(self._store, name, name)
         return Source(store, name, f"{store.location}/{name}", foreign=True)
-
-    def _load(
-        self, choice: Choice, source: Source, state: TrainingState, fallback: list[Fallback]
-    ) -> tuple[Loaded, Manifest | None]:
-        try:
-            seen = look(source, self._ranks)
-            with self._remembered(source, seen.manifest, state) as memory:
-                loader = Loader(source, seen, state, self._ranks, self._warn, memory)
-                return loader.load(), seen.manifest
-        except NotWhole as error:
-            self._pass_over(choice, error.verdict, fallback)
-
-    @contextmanager
-    def _remembered(
-        self, source: Source, manifest: Manifest | None, state: TrainingState
-    ) -> Iterator[Memory]:
-        """What this worker still has of the resume point, once storage has said that it is that."""
-        ours = manifest if source.store is self._store else None
-        memory = recall(self._keeper, self._ranks, source.name, ours, lambda: state_bytes(state), self._warn)
-        try:
-            yield memory
-        finally:
-            memory.close()
 
     def _pass_over(self, choice: Choice, verdict: Verdict, fallback: list[Fallback]) -> NoReturn:
         """Choose again after a damaged checkpoint; give up on a wanted one."""

@@ -20,7 +20,8 @@ from resumable_training.checkpoint.inventory import Inventory, is_plain
 from resumable_training.checkpoint.memory import Memory
 from resumable_training.checkpoint.moments import moment
 from resumable_training.checkpoint.ranks import Ranks
-from resumable_training.checkpoint.saved import SavedState, Source
+from resumable_training.checkpoint.read import NotWhole, Peek
+from resumable_training.checkpoint.saved import SavedState, Source, inspect, require_whole
 from resumable_training.checkpoint.state import (
     SHARED_KEY,
     TrainingState,
@@ -30,9 +31,11 @@ from resumable_training.checkpoint.state import (
     tensor_bytes,
 )
 from resumable_training.checkpoint.values import from_text, to_text
-from resumable_training.checkpoint.verify import Inspection
+from resumable_training.checkpoint.verify import OK, Inspection
+from resumable_training.contract.manifest import Manifest
 
 Warn = Callable[[str], None]
+Recall = Callable[[Manifest | None], Memory]
 
 
 @dataclass(frozen=True)
@@ -41,70 +44,121 @@ class Loaded:
 
     shared: dict[str, Any] = field(default_factory=dict)
     per_rank: dict[str, bytes] | None = None
+    manifest: Manifest | None = None
     memory_bytes: int = 0  # of all ranks: that were still on their workers
     storage_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class Look:
+    """What rank 0 has found out: whether it is whole, and the small values that say how to read the rest."""
+
+    seen: Inspection
+    peek: Peek = field(default_factory=Peek)
+
+
 class Loader:
-    """Loads one checkpoint into the tracked state. All ranks call ``load``."""
+    """Loads one checkpoint into the tracked state: ``look`` by rank 0, then ``load`` and ``close`` by all.
+
+    Ranks exchange what they have three times, or four where they are on several machines: each exchange waits
+    for every rank's turn on a core.
+    """
 
     def __init__(
-        self,
-        source: Source,
-        seen: Inspection,
-        state: TrainingState,
-        ranks: Ranks,
-        warn: Warn,
-        memory: Memory | None = None,
+        self, source: Source, state: TrainingState, ranks: Ranks, warn: Warn, recall: Recall | None = None
     ) -> None:
-        """``memory``: what this rank's worker still has of the checkpoint.
-
-        Raises NotWhole or NoResumePoint for a marker that can't be followed.
-        """
-        self._saved = SavedState(source, seen, ranks, memory)
+        """``recall``: what this rank's worker still has of the checkpoint with that manifest."""
+        self._source = source
         self._state = state
         self._ranks = ranks
         self._warn = warn
+        self._recall = recall or (lambda manifest: Memory())
+        self._memory = Memory()
+        self._opened: SavedState | None = None
+        self._found: Inventory | None = None
 
-    def load(self) -> Loaded:
-        """Load everything.
+    def look(self) -> Look:
+        """By this rank alone. Raises NoResumePoint, StorageUnavailable, or what a tracked object raises."""
+        seen = inspect(self._source)
+        if seen.verdict.outcome != OK:
+            return Look(seen)
+        moment("load.first-values")
+        try:
+            self._open(seen)
+            return Look(seen, self._saved.peek(self._first_keys(self._look_around())))
+        except NotWhole as error:
+            return Look(seen, Peek(verdict=error.verdict))
+
+    def load(self, look: Look) -> Loaded:
+        """Load everything; ``look``: rank 0's.
 
         Raises:
             StateMismatch: before anything is changed.
             NotWhole: damaged, or nobody can tell; nothing is changed.
             NotPlain: a value can't be read without running what it says; nothing is changed.
         """
+        require_whole(look.seen, self._source, self._ranks)
+        if self._opened is None:
+            self._open(look.seen)
         saved = self._saved
-        there = self._ranks.together(self._look)
-        moment("load.first-values")
-        first = saved.read(saved.places(self._first_keys()))
-        shared = from_text(tensor_bytes(first[SHARED_KEY])) if SHARED_KEY in first else {}
-        template = self._ranks.together(lambda: self._prepared(there, first, shared))
+        saved.told(look.peek)
         moment("load.values")
-        values = saved.read(template, last=True)
-        moment("load.apply")
-        self._ranks.together(lambda: self._apply(there, values, first))
-        return Loaded(shared, self._own_values(first), *saved.origins())
+        first: dict[str, Any] = {}
+        own: dict[str, bytes] = {}
 
-    def _look(self) -> Inventory:
-        there = Inventory.of(self._state)
-        if self._saved.foreign:
-            self._saved.recognise(there)
-        return there
+        def prepare() -> dict[str, Any]:
+            there = self._look_around()
+            first.update(saved.values(self._first_keys(there), look.peek))
+            return {**self._prepared(there, first, _shared(first)), **saved.places(self._own_keys())}
 
-    def _first_keys(self) -> list[str]:
-        """Small values that say how to read the rest: texts, groups of optimizers, this rank's own values."""
-        own = per_rank_key(self._ranks.rank, "")
-        texts = {SHARED_KEY, *(stateful_key(name) for name in self._state.stateful)}
-        keys = [key for key in self._saved.described if key in texts or key.startswith(own)]
-        for name in self._state.optimizers:
+        def finish(values: dict[str, Any]) -> None:
+            own.update({key: tensor_bytes(values[key]) for key in self._own_keys()})
+            self._apply(self._look_around(), values, first)
+
+        origins = saved.read(prepare, finish)
+        prefix = per_rank_key(self._ranks.rank, "")
+        return Loaded(
+            _shared(first),
+            {key.removeprefix(prefix): value for key, value in own.items()} or None,
+            look.seen.manifest,
+            sum(memory for memory, _ in origins),
+            sum(storage for _, storage in origins),
+        )
+
+    def close(self) -> None:
+        """What was remembered may be overwritten."""
+        self._memory.close()
+
+    def _open(self, seen: Inspection) -> None:
+        """Raises NotWhole or NoResumePoint for a marker that can't be followed."""
+        self._memory = self._recall(seen.manifest)
+        self._opened = SavedState(self._source, seen, self._ranks, self._memory)
+
+    @property
+    def _saved(self) -> SavedState:
+        assert self._opened is not None
+        return self._opened
+
+    def _look_around(self) -> Inventory:
+        """What is tracked; found once."""
+        if self._found is None:
+            self._found = Inventory.of(self._state)
+            if self._saved.foreign:
+                self._saved.recognise(self._found)
+        return self._found
+
+    def _first_keys(self, there: Inventory) -> list[str]:
+        """Small values that say how to read the rest: texts, and groups of optimizers."""
+        texts = {SHARED_KEY, *(stateful_key(name) for name in there.state.stateful)}
+        keys = [key for key in self._saved.described if key in texts]
+        for name in there.state.optimizers:
             keys += self._saved.of_optimizer(name, "param_groups")
         return keys
 
-    def _own_values(self, first: Mapping[str, Any]) -> dict[str, bytes] | None:
+    def _own_keys(self) -> list[str]:
+        """This rank's own values."""
         own = per_rank_key(self._ranks.rank, "")
-        values = {key.removeprefix(own): tensor_bytes(v) for key, v in first.items() if key.startswith(own)}
-        return values or None
+        return [key for key in self._saved.described if key.startswith(own)]
 
     def _prepared(
         self, there: Inventory, first: Mapping[str, Any], shared: Mapping[str, Any]
@@ -195,3 +249,8 @@ class Loader:
         word = overruled_schedule(name, thing, saved_state)
         thing.load_state_dict(saved_state)
         self._say([f"{self._saved.label}: {word}"] if word else [])
+
+
+def _shared(first: Mapping[str, Any]) -> dict[str, Any]:
+    """Our own envelope, if there is one."""
+    return from_text(tensor_bytes(first[SHARED_KEY])) if SHARED_KEY in first else {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,8 +65,19 @@ class _Share:
     sees_all: bool = False  # it can open the shelves of all others
 
 
+Origins = tuple[int, int]  # bytes that one rank took from its worker's memory, and from storage
+
+
+@dataclass(frozen=True)
+class Peek:
+    """What one rank has read before the others: the bytes of some items, by number."""
+
+    items: dict[int, bytes] = field(default_factory=dict)
+    verdict: Verdict = field(default_factory=lambda: Verdict(OK))
+
+
 class Reader:
-    """Reads from one checkpoint. All ranks call each method, with templates of their own."""
+    """Reads one checkpoint, once: ``peek`` by rank 0, ``told`` and ``read`` by all ranks."""
 
     def __init__(
         self,
@@ -79,7 +90,7 @@ class Reader:
     ) -> None:
         """``memory``: what this rank's worker still has of the checkpoint; storage has the rest."""
         self._memory = memory or Memory()
-        self.memory_bytes = self.storage_bytes = 0  # that this rank took from there
+        self._memory_bytes = self._storage_bytes = 0  # that this rank took from there
         self._store = store
         self._name = name
         self._catalog = catalog
@@ -98,56 +109,116 @@ class Reader:
                 block = blocks.numbers(item.file, item.offset, item.offset + 1)[0]
                 self._beginning.setdefault(block, []).append(number)
 
+    def peek(self, numbers: Sequence[int]) -> Peek:
+        """Items whose values say how to read the rest. This rank keeps their blocks, as those read later."""
+        for block, (data, verdict) in self._fetch(self._blocks_of(numbers), _room_of(self._sizes)):
+            if verdict.outcome != OK:
+                return Peek(verdict=verdict)
+            self._staged[block] = data
+        return Peek({number: self._staged_bytes(self._catalog.items[number]) for number in numbers})
+
+    def _blocks_of(self, numbers: Iterable[int]) -> list[int]:
+        items = [self._catalog.items[number] for number in numbers]
+        found = (self._blocks.numbers(item.file, item.offset, item.offset + item.length) for item in items)
+        return sorted({block for blocks in found for block in blocks})
+
+    def _staged_bytes(self, item: Item) -> bytes:
+        start, stop = item.offset, item.offset + item.length
+        return b"".join(
+            self._cut(block, start, stop) for block in self._blocks.numbers(item.file, start, stop)
+        )
+
+    def told(self, peek: Peek) -> None:
+        """What rank 0 has seen. Raises NotWhole when that was not right."""
+        verdict = self._agreed(peek.verdict)
+        if verdict.outcome != OK:
+            raise NotWhole(verdict)
+        self._owners[self._blocks_of(peek.items)] = 0
+
     def read(
-        self, template: Mapping[str, torch.Tensor | None], *, last: bool = False, trusted: bool = False
-    ) -> dict[str, Any]:
+        self,
+        prepare: Callable[[], Mapping[str, torch.Tensor | None]],
+        finish: Callable[[dict[str, Any]], None],
+        *,
+        trusted: bool = False,
+    ) -> list[Origins]:
         """Fill tensors in place (a sharded one: this rank's part); None stands for a pickled value.
 
-        Nothing is written before all ranks have all that they need, verified. ``last``: nothing is read
-        afterwards, so what nobody needed is verified too, and nothing is kept. ``trusted``: pickled values
-        may be objects of any class.
+        Nothing is written before all ranks have all that they need, verified; what nobody needs is verified
+        too. An error of one rank, also in one of the two calls, is raised on all.
+
+        Args:
+            prepare: the tensors.
+            finish: gets the values, when this rank has all of its own.
+            trusted: pickled values may be objects of any class.
+
+        Returns:
+            of every rank, where its bytes came from.
 
         Raises:
             NotWhole: damaged, or nobody can tell.
             NotPlain: a value can't be read without running what it says.
         """
         try:
-            wanted = self._read(template, trusted, last)
-        except BaseException:
+            return self._read(prepare, finish, trusted)
+        finally:
             self._shelves.close()
-            raise
-        if last:
-            self._shelves.close()
-        values: dict[str, Any] = dict(template)
-        values.update({one.item.key: one.value for one in wanted if template[one.item.key] is None})
-        return values
 
-    def _read(self, template: Mapping[str, torch.Tensor | None], trusted: bool, last: bool) -> list[Landing]:
+    def _read(
+        self,
+        prepare: Callable[[], Mapping[str, torch.Tensor | None]],
+        finish: Callable[[dict[str, Any]], None],
+        trusted: bool,
+    ) -> list[Origins]:
+        values: dict[str, Any] = {}
         wanted: list[Landing] = []
 
         def wish() -> _Wish:
-            wanted.extend(self._landings(template, trusted))
+            values.update(prepare())
+            wanted.extend(self._landings(values, trusted))
             near = bytes(self._memory.holds(place) for place in self._blocks.places)
             return _Wish(self._parts(wanted), near, self._shelves.address() if self._ranks.group else None)
 
         wishes = self._ranks.agree(wish)
         self._shelves.meet(self._ranks.rank, [one.address for one in wishes])
-        on_one_machine = self._stage(wishes, everything=last)
+        on_one_machine = self._stage(wishes)
         moment("load.verified")
+        take = self._hand_on(wanted, on_one_machine)
+
+        def end() -> Origins:
+            take()
+            values.update({one.item.key: one.value for one in wanted if values[one.item.key] is None})
+            moment("load.apply")
+            finish(values)
+            return self._memory_bytes, self._storage_bytes
+
+        return self._ranks.agree(end)
+
+    def _hand_on(self, wanted: Sequence[Landing], on_one_machine: bool) -> Callable[[], None]:
+        """Each rank gets what it needs; what is left for it to do alone, and may fail."""
+        others = self._shelves.others
+        if on_one_machine and others is not None and self._all_as_told:
+            return lambda: self._take(wanted, self._settle(wanted), others)
         needs = self._ranks.agree(lambda: self._settle(wanted))
-        at_hand = on_one_machine and self._are_shelved(needs)
-        if at_hand and self._shelves.others is not None:
-            self._take(wanted, needs[self._ranks.rank], self._shelves.others, keep=not last)
-        else:
-            self._deliver(wanted, needs, keep=not last)
-        return wanted
+        if on_one_machine and others is not None and self._are_shelved(needs):
+            return lambda: self._take(wanted, needs[self._ranks.rank], others)
+        return self._deliver(wanted, needs)
+
+    @property
+    def _all_as_told(self) -> bool:
+        """Every item that begins in a needed block is what the marker says, and lies row by row.
+
+        Then no rank can find that it needs more than it has asked for, or something that can't be read; all
+        know this of each other.
+        """
+        return not self._problems and WHOLE not in self._begins.values()
 
     def _are_shelved(self, needs: Sequence[share.Numbers]) -> bool:
         """Not so where an item proved to lie otherwise than it should, so that more of it is needed."""
         places = self._shelves.places
         return all(block in places for rows in needs for block, _, _ in rows.tolist())
 
-    def _landings(self, template: Mapping[str, torch.Tensor | None], trusted: bool) -> list[Landing]:
+    def _landings(self, template: Mapping[str, Any], trusted: bool) -> list[Landing]:
         return [
             one
             for key, place in template.items()
@@ -156,16 +227,15 @@ class Reader:
 
     # Read and verify --------------------------------------------------------------------------------------
 
-    def _stage(self, wishes: Sequence[_Wish], *, everything: bool) -> bool:
+    def _stage(self, wishes: Sequence[_Wish]) -> bool:
         """Read and verify. Whether all ranks can take from each other's shelves."""
         parts, near = self._rows([one.parts for one in wishes]), self._rows([one.near for one in wishes])
-        vouched = any(place.hash for place in self._blocks.places)
-        everything = everything and vouched
+        everything = any(place.hash for place in self._blocks.places)  # else nothing can be verified
         owners = share.assign(parts, self._sizes, self._owners, everything=everything, near=near)
         new = np.flatnonzero((owners == self._ranks.rank) & (self._owners == NOBODY)).tolist()
         self._owners = owners
         needed: list[bool] = (parts.max(axis=0) > 0).tolist()
-        self._held |= np.array(needed, dtype=np.bool_)
+        self._held = np.array(needed, dtype=np.bool_)
         others = np.delete(parts, self._ranks.rank, 0)
         elsewhere: list[bool] = (others.max(axis=0, initial=0) > 0).tolist()
         shares = self._ranks.agree(lambda: self._read_share(new, needed, elsewhere))
@@ -204,28 +274,40 @@ class Reader:
         if shelf is not None:
             self._make_room(shelf, new, elsewhere)
 
-        def read(number: int) -> tuple[memoryview, Verdict | None]:
-            place = self._blocks.places[number]
-            shared = shelf is not None and elsewhere[number]
-            where = shelf.view(number, place.length) if shelf and shared else _room(place.length)
-            if self._memory.holds(place) and self._memory.fill(place, where):
-                return where, None
-            return where, verify.read_block_into(self._store, self._name, place, where)
+        def room(number: int) -> memoryview:
+            length = int(self._sizes[number])
+            return shelf.view(number, length) if shelf and elsewhere[number] else _room(length)
 
-        for number, (data, verdict) in in_parallel(read, new, f"{self._store.location}/{self._name}"):
-            if verdict is None:
-                self.memory_bytes += len(data)
-            elif verdict.outcome != OK:
+        for number, (data, verdict) in self._fetch(new, room):
+            if verdict.outcome != OK:
                 return _Share(verdict)
-            else:
-                self.storage_bytes += len(data)
             if needed[number]:
                 self._staged[number] = data
         result = _Share(shelved=shelf.places if shelf else {}, sees_all=self._shelves.others is not None)
-        for number in new:
+        for number in self._staged:
             for item in self._beginning.get(number, ()) if needed[number] else ():
                 self._look_into(item, result)
         return result
+
+    def _fetch(
+        self, numbers: Sequence[int], room: Callable[[int], memoryview]
+    ) -> Iterator[tuple[int, tuple[memoryview, Verdict]]]:
+        """Blocks, each in the room for it, as they come; and whether they are right."""
+
+        def read(number: int) -> tuple[memoryview, Verdict, bool]:
+            place, where = self._blocks.places[number], room(number)
+            if self._memory.fill(place, where):
+                return where, Verdict(OK), True
+            return where, verify.read_block_into(self._store, self._name, place, where), False
+
+        for number, (data, verdict, remembered) in in_parallel(
+            read, numbers, f"{self._store.location}/{self._name}"
+        ):
+            if remembered:
+                self._memory_bytes += len(data)
+            elif verdict.outcome == OK:
+                self._storage_bytes += len(data)
+            yield number, (data, verdict)
 
     def _make_room(self, shelf: Shelf, new: list[int], elsewhere: Sequence[bool]) -> None:
         """For what others want, too; what only this rank has wanted so far comes on the shelf with it."""
@@ -297,38 +379,34 @@ class Reader:
             raise NotPlain(f"not stored as ordinary tensors: {'; '.join(problems)}")
         return share.rows([*self._needs(self._by_block(wanted))])
 
-    def _deliver(self, wanted: Sequence[Landing], needs: Sequence[share.Numbers], *, keep: bool) -> None:
-        """Through the process group."""
-        by_block = self._by_block(wanted)
+    def _deliver(self, wanted: Sequence[Landing], needs: Sequence[share.Numbers]) -> Callable[[], None]:
+        """Through the process group; what is left is to look whether all could be written."""
         plan = share.transfers(self._owners, needs)
-        taker = _Taker(self._blocks.places, by_block)
+        taker = _Taker(self._blocks.places, self._by_block(wanted))
         to_give = Counter(one.block for one in plan if one.owner == self._ranks.rank)
 
         def done(block: int) -> None:
             to_give[block] -= 1
-            if not keep and not to_give[block]:
+            if not to_give[block]:
                 self._staged.pop(block, None)
 
         for block in sorted(self._staged):
             taker.take(block, 0, self._tensor(block))
-            if not keep and not to_give[block]:
+            if not to_give[block]:
                 del self._staged[block]
         exchange(plan, self._ranks, self._tensor, taker.take, done)
-        self._ranks.together(taker.check)
+        return taker.check
 
-    def _take(
-        self, wanted: Sequence[Landing], needs: share.Numbers, others: Neighbours, *, keep: bool
-    ) -> None:
+    def _take(self, wanted: Sequence[Landing], needs: share.Numbers, others: Neighbours) -> None:
         """Each rank for itself, from its own shelf and from the others'."""
         taker = _Taker(self._blocks.places, self._by_block(wanted))
         for block in sorted(self._staged):
             taker.take(block, 0, self._tensor(block))
-            if not keep:
-                del self._staged[block]
+            del self._staged[block]
         for block, start, stop in needs.tolist():
             at = self._shelves.places[block] + start
             taker.take(block, start, _tensor(others.view(int(self._owners[block]), at, stop - start)))
-        self._ranks.together(taker.check)
+        taker.check()
 
     def _by_block(self, wanted: Iterable[Landing]) -> dict[int, list[Landing]]:
         by_block: dict[int, list[Landing]] = {}
@@ -354,6 +432,10 @@ class Reader:
 def _room(length: int) -> memoryview:
     """Memory for a block. NumPy asks for large pages: to touch small ones first costs more than to read."""
     return np.empty(length, dtype=np.uint8).data
+
+
+def _room_of(sizes: Numbers) -> Callable[[int], memoryview]:
+    return lambda block: _room(int(sizes[block]))
 
 
 def _tensor(data: memoryview) -> torch.Tensor:

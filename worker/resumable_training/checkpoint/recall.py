@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from resumable_training.checkpoint import arena
 from resumable_training.checkpoint.keeper import RankLink
 from resumable_training.checkpoint.memory import Memory, remember
-from resumable_training.checkpoint.ranks import Ranks
 from resumable_training.checkpoint.shelf import machine
 from resumable_training.contract.manifest import Manifest
 
@@ -20,24 +19,30 @@ STAGING_BYTES = 64 << 20  # of a rank's pieces in flight, beside its share
 Room = tuple[str, int | None]  # machine, and bytes free there as one rank sees them; None: unknown
 
 
+def room() -> Room:
+    """What each rank tells the others before."""
+    return machine(), arena.free_bytes()
+
+
 def recall(
     keeper: RankLink,
-    ranks: Ranks,
+    told: Sequence[Room],
+    rank: int,
     checkpoint: str,
     manifest: Manifest | None,
     state_bytes: Callable[[], int],
     warn: Callable[[str], None],
 ) -> Memory:
-    """What is held here of a checkpoint of this store; all ranks together. Nothing where room is short.
+    """What is held here of a checkpoint of this store. Nothing where room is short.
 
     Args:
+        told: every rank's ``room``.
         manifest: None: of another program's checkpoint, or one in another store: nothing here is of it.
         state_bytes: about how large it is, if no manifest tells.
     """
     memory = remember(keeper, checkpoint, manifest.files) if manifest is not None else Memory()
-    told: list[Room] = ranks.gather((machine(), arena.free_bytes()))
     total = sum(entry.bytes for entry in manifest.files.values()) if manifest is not None else state_bytes()
-    missing = short_of(total, told, ranks.rank)
+    missing = short_of(total, told, rank)
     if not missing:
         return memory
     if memory:

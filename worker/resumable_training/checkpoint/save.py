@@ -31,6 +31,8 @@ from resumable_training.checkpoint.store import Store
 from resumable_training.checkpoint.sweep import Sweeper
 from resumable_training.contract.manifest import FileEntry, Manifest
 
+Offer = tuple[str, int]  # a secret of this attempt's writers, and the port at which they meet
+
 
 @dataclass(frozen=True)
 class SaveTask:
@@ -50,8 +52,12 @@ class SaveTask:
 class Saver(Protocol):
     """How checkpoints get to the store. All methods are called by all ranks."""
 
-    def start(self) -> None:
-        """Get ready, in the background, while the ranks restore and train up to the first save."""
+    def offer(self) -> Offer:
+        """On rank 0, before ``start``: what it gets on every rank. Raises StorageUnavailable."""
+        ...
+
+    def start(self, offer: Offer) -> None:
+        """Get ready, in the background, while the ranks train up to the first save. Once; then nothing."""
         ...
 
     @property
@@ -133,7 +139,10 @@ class SynchronousSaver:
             self._sweep(task, short=not report.ok)
         return self._last
 
-    def start(self) -> None:
+    def offer(self) -> Offer:
+        return "", 0
+
+    def start(self, offer: Offer) -> None:
         return None
 
     def copy(self, task: SaveTask, durable_seconds: float | None = None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,12 @@ from resumable_training.checkpoint.catalog import Catalog
 from resumable_training.checkpoint.errors import CheckpointError, NoResumePoint
 from resumable_training.checkpoint.foreign import Layout, Saved, recognise
 from resumable_training.checkpoint.inventory import Inventory
+from resumable_training.checkpoint.landing import landings
 from resumable_training.checkpoint.marker import load_real
 from resumable_training.checkpoint.memory import Memory
 from resumable_training.checkpoint.mismatch import Shape
 from resumable_training.checkpoint.ranks import Ranks
-from resumable_training.checkpoint.read import NotWhole, Reader
+from resumable_training.checkpoint.read import NotWhole, Origins, Peek, Reader
 from resumable_training.checkpoint.state import (
     SHARED_KEY,
     STATEFUL_PREFIX,
@@ -47,26 +48,28 @@ class Source:
     foreign: bool = False
 
 
-def look(source: Source, ranks: Ranks) -> Inspection:
-    """Marker, manifest and sizes, by rank 0; the others look only where it sees damage.
+def inspect(source: Source) -> Inspection:
+    """Marker, manifest and sizes. On a thread of its own, as its reads may hang.
+
+    Raises:
+        StorageUnavailable: they do.
+    """
+    ((_, seen),) = in_parallel(_inspect_now, [source], source.label)
+    return seen
+
+
+def require_whole(seen: Inspection, source: Source, ranks: Ranks) -> None:
+    """What rank 0 has seen is right; where it is damage, all look.
 
     Raises:
         NotWhole: damaged, or nobody can tell.
     """
-    seen = ranks.first(lambda: _inspect(source))
     if seen.verdict.outcome == DAMAGED:
-        again = ranks.agree(lambda: _inspect(source).verdict)
+        again = ranks.agree(lambda: inspect(source).verdict)
         if any(one.outcome != DAMAGED for one in again):
             raise NotWhole(verify.cannot_tell(f"not every look at it shows this: {seen.verdict.reason}"))
     if seen.verdict.outcome != OK:
         raise NotWhole(seen.verdict)
-    return seen
-
-
-def _inspect(source: Source) -> Inspection:
-    """On a thread of its own, as its reads may hang; then raises StorageUnavailable."""
-    ((_, seen),) = in_parallel(_inspect_now, [source], source.label)
-    return seen
 
 
 def _inspect_now(source: Source) -> Inspection:
@@ -135,14 +138,17 @@ def _tied(live: Mapping[str, Any]) -> dict[str, str]:
 class SavedState:
     """Keys, shapes and paths of one checkpoint, and reading it. All ranks make one, and read together."""
 
-    def __init__(self, source: Source, seen: Inspection, ranks: Ranks, memory: Memory | None = None) -> None:
-        """Raises NotWhole or NoResumePoint for a marker that can't be followed."""
+    def __init__(self, source: Source, seen: Inspection, ranks: Ranks, memory: Memory) -> None:
+        """``memory``: what this rank's worker still has of it.
+
+        Raises NotWhole or NoResumePoint for a marker that can't be followed.
+        """
         metadata, catalog = _understood(source, seen)
         blocks = (
             verify.blocks_of(seen.manifest) if seen.manifest else Blocks(catalog.needed_bytes(), BLOCK_BYTES)
         )
+        self._catalog = catalog
         self._reader = Reader(source.store, source.name, catalog, blocks, ranks, memory)
-        self._ranks = ranks
         self.label = source.label
         self.described: dict[str, Any] = dict(metadata.state_dict_metadata)
         paths = metadata.planner_data or {}
@@ -165,16 +171,42 @@ class SavedState:
         self.stored, self.paths = self.layout.stored, self.layout.paths
         self.described = {key: self.described[stored] for key, stored in self.stored.items()}
 
-    def read(self, template: Mapping[str, Any], *, last: bool = False) -> dict[str, Any]:
-        """Fill the template's tensors; see ``Reader.read``."""
-        stored = {self.stored[key]: place for key, place in template.items()}
-        values = self._reader.read(stored, last=last, trusted=self._trusted)
-        return {key: values[self.stored[key]] for key in template}
+    def peek(self, keys: Iterable[str]) -> Peek:
+        """What is stored of some small values, read by this rank alone."""
+        return self._reader.peek([number for key in keys for number in self._catalog.of(self.stored[key])])
 
-    def origins(self) -> tuple[int, int]:
-        """Bytes that all ranks together have taken from their workers' memory, and from storage."""
-        told = self._ranks.gather((self._reader.memory_bytes, self._reader.storage_bytes))
-        return sum(memory for memory, _ in told), sum(storage for _, storage in told)
+    def told(self, peek: Peek) -> None:
+        """All ranks: what rank 0 has read. Raises NotWhole when that was not right."""
+        self._reader.told(peek)
+
+    def values(self, keys: Iterable[str], peek: Peek) -> dict[str, Any]:
+        """Values of what rank 0 has read. Raises NotPlain."""
+        found: dict[str, Any] = {}
+        for key in keys:
+            place = self.place(key)
+            pieces = landings(self._catalog, self.stored[key], place, trusted=self._trusted)
+            for one in pieces:
+                one.put(
+                    one.item.offset, torch.frombuffer(bytearray(peek.items[one.number]), dtype=torch.uint8)
+                )
+            found[key] = place if place is not None else pieces[0].value
+        return found
+
+    def read(
+        self, prepare: Callable[[], Mapping[str, Any]], finish: Callable[[dict[str, Any]], None]
+    ) -> list[Origins]:
+        """Fill the tensors of a template; see ``Reader.read``."""
+        keys: list[str] = []
+
+        def prepared() -> dict[str, Any]:
+            template = prepare()
+            keys.extend(template)
+            return {self.stored[key]: place for key, place in template.items()}
+
+        def finished(values: dict[str, Any]) -> None:
+            finish({key: values[self.stored[key]] for key in keys})
+
+        return self._reader.read(prepared, finished, trusted=self._trusted)
 
     def shape(self, key: str) -> Shape:
         """None for what is no tensor, or a text in one."""

@@ -34,8 +34,8 @@ def assign(
     result = owners.copy()
     most = wanted.max(axis=0)
     new = np.flatnonzero((owners == NOBODY) & ((most > 0) | everything))
-    load = [0] * len(wanted)
-    fair = int(sizes[new].sum()) / len(wanted)
+    load = [int(sizes[owners == rank].sum()) for rank in range(len(wanted))]
+    fair = (int(sizes[new].sum()) + sum(load)) / len(wanted)
     last = 0
     for block in new:
         much = 2 * wanted[:, block].astype(int) >= most[block]

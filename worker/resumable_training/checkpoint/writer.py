@@ -17,9 +17,10 @@ _NOT_MEANT = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}  # for the rank; the
 _CLOSE_SECONDS = 60.0  # for retention that is still at work
 _ROOT = str(Path(__file__).resolve().parents[2])
 # The package is found as here, even where the script has put its place on the path; last, so that nothing in
-# that place hides a module of the standard library.
+# that place hides a module of the standard library. Its imports already are not to cost the ranks a core.
 PROGRAM = (
     "import sys; sys.path.append(sys.argv.pop(1));"
+    " from resumable_training.checkpoint.courtesy import give_way; give_way();"
     " from resumable_training.checkpoint.writer_main import main; main()"
 )
 

@@ -23,7 +23,6 @@ from typing import Any
 
 from resumable_training.checkpoint import cargo, holding, marking
 from resumable_training.checkpoint.commit import claim, commit, discard
-from resumable_training.checkpoint.courtesy import give_way
 from resumable_training.checkpoint.errors import CheckpointError, Superseded
 from resumable_training.checkpoint.fence import Fence
 from resumable_training.checkpoint.keeper import Held, WriterLink
@@ -88,7 +87,6 @@ class Writer:
 
     def _on_begin(self, message: Message) -> None:
         """Once, first: who we are."""
-        give_way()  # before there are other threads, of the store and of the host
         self._rank: int = message["rank"]
         self._world_size: int = message["world_size"]
         self._store: Store = open_store(message["store"])
