@@ -9,11 +9,15 @@ from typing import Any
 from rank_programs import begin, full_values, make_engine, make_state, save, train
 
 from resumable_training.checkpoint import arena
+from resumable_training.checkpoint.cargo import file_name
 from resumable_training.checkpoint.errors import StorageUnavailable
 from resumable_training.checkpoint.keeper import RankLink
 from resumable_training.checkpoint.local import LocalStore
+from resumable_training.checkpoint.memory import Memory
 from resumable_training.checkpoint.snapshot import Snapshot
 from resumable_training.contract import env
+
+FILE_OF_RANK_0 = file_name(0)
 
 
 def live_here(rank: int, world_size: int, keeper: str, number: int) -> None:
@@ -70,6 +74,20 @@ def _blind(method: str, part: str, otherwise: Any) -> None:
         return (otherwise if part and part in name else real)(self, name, *arguments)
 
     setattr(LocalStore, method, look)
+
+
+def doubting_run(rank: int, world_size: int, group: Any, root: str, keeper: str, number: int) -> Any:
+    """One rank finds nothing right where it lies, so that its share is copied to be handed on."""
+    if rank == 1:
+        Memory.is_right = lambda self, place: False  # type: ignore[method-assign]
+    return loading_run(rank, world_size, group, root, keeper, number, "ddp", ".distcp")
+
+
+def broken_run(rank: int, world_size: int, group: Any, root: str, keeper: str, number: int) -> Any:
+    """The memory is used for something else while it is read, once."""
+    broken = iter([True])
+    Memory.broken = lambda self: FILE_OF_RANK_0 if next(broken, False) else ""  # type: ignore[method-assign]
+    return loading_run(rank, world_size, group, root, keeper, number, "ddp", "")
 
 
 def short_run(rank: int, world_size: int, group: Any, root: str, keeper: str, number: int) -> Any:

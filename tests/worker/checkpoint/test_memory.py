@@ -107,8 +107,13 @@ def test_any_part_of_the_file(tmp_path_factory: pytest.TempPathFactory, data: st
     where = memoryview(bytearray(stop - start))
     file.read_into(start, where)
     assert bytes(where) == whole[start:stop]
+    parts = list(file.parts(start, stop))
+    assert b"".join(part for _, part in parts) == whole[start:stop]
+    assert all(whole[at : at + len(part)] == part for at, part in parts)
     with pytest.raises(memory.NotUsable):
         file.read_into(start, memoryview(bytearray(len(whole) - start + 1)))
+    with pytest.raises(memory.NotUsable):
+        list(file.parts(start, len(whole) + 1))
     file.close()
 
 
@@ -153,10 +158,16 @@ def given_back(copied: Copied) -> None:
 @pytest.mark.parametrize("spoil", [changed, begun_again, copied_again, given_back])
 def test_a_copy_that_is_not_the_one_is_not_used(copied: Copied, spoil: Callable[[Copied], None]) -> None:
     """Another content under the same seal, a copy that was begun or made later, memory that is gone."""
+    (place,) = blocks(copied.entry, 8 << 20, copied.entry.blocks).places
+    before = copied.remember()
+    assert before.is_right(place)
+    assert not before.broken()
     spoil(copied)
     held = copied.remember()
-    (place,) = blocks(copied.entry, 8 << 20, copied.entry.blocks).places
+    assert not held.is_right(place)
     assert not held.fill(place, memoryview(bytearray(place.length)))
+    assert before.broken() == ("" if spoil is changed else FILE)
+    assert before.is_right(place) == (spoil in (begun_again, copied_again))
 
 
 @pytest.mark.parametrize(

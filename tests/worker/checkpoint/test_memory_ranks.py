@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from campaign_programs import Home, a_home
-from memory_programs import fallen_back_run, loading_run, saving_run, short_run
+from memory_programs import broken_run, doubting_run, fallen_back_run, loading_run, saving_run, short_run
 from rank_programs import run_ranks
 from test_ranks import assert_same
 
@@ -40,6 +40,16 @@ def test_shards_come_from_memory_at_any_size(
     for values, step, memory, storage in attempt(home, 2, after, loading_run, tmp_path, kind, ".distcp"):
         assert_same(values, expected)
         assert (step, storage) == (3, 0)
+        assert memory > 0
+
+
+@pytest.mark.parametrize("program", [doubting_run, broken_run])
+def test_memory_that_one_rank_has_no_use_for(program: Any, tmp_path: Path, home: Home) -> None:
+    """What is not right where it lies is handed on as a copy; what was lost while it was read, read again."""
+    expected = attempt(home, 1, 2, saving_run, tmp_path, "ddp", 2)[0][0]
+    for values, step, memory, storage in attempt(home, 2, 2, program, tmp_path):
+        assert_same(values, expected)
+        assert (step, storage) == (2, 0)
         assert memory > 0
 
 

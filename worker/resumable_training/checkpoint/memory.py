@@ -4,11 +4,15 @@ A writer stores a rank's file from an arena: archives in a fixed order, heads an
 lie there. Where the arena is still held by this worker's agent, with its seal unbroken, the same bytes come
 from it without storage. Nothing is believed: each block is compared with the manifest's hash, as one that was
 read from storage, and what does not agree is read there.
+
+All ranks of the worker see the same arenas: a block that one of them has found right where it lies need not
+be copied to be handed on.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,9 +35,12 @@ class NotUsable(ValueError):
 class RememberedFile:
     """One rank's file, as it would be read from storage. Owns ``arena``, a descriptor."""
 
-    def __init__(self, arena: int, pieces: Sequence[Piece]) -> None:
+    def __init__(self, arena: int, pieces: Sequence[Piece], seal: bytes = b"", seal_at: int = 0) -> None:
+        """``seal``: what stands at ``seal_at`` of the arena while its content is the one that is meant."""
         self._arena = arena
         self._pieces = pieces
+        self._seal, self._seal_at = seal, seal_at
+        self._view: memoryview | None = None  # of the arena
         self._begins = [0]  # of each piece in the file, and the end
         for piece in pieces:
             self._begins.append(self._begins[-1] + _length(piece))
@@ -41,6 +48,43 @@ class RememberedFile:
     @property
     def size(self) -> int:
         return self._begins[-1]
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Of the arena, on this machine."""
+        status = os.fstat(self._arena)
+        return status.st_dev, status.st_ino
+
+    @property
+    def is_sealed(self) -> bool:
+        return os.pread(self._arena, len(self._seal), self._seal_at) == self._seal
+
+    def parts(self, start: int, stop: int) -> Iterator[tuple[int, memoryview]]:
+        """Bytes ``start`` to ``stop`` of the file where they lie: first byte of each part, and the part.
+
+        Raises:
+            NotUsable: it has fewer, or the arena was given back.
+        """
+        if stop > self.size:
+            raise NotUsable(f"it has {self.size} bytes")
+        number = bisect_right(self._begins, start) - 1
+        while start < stop:
+            piece, inside = self._pieces[number], start - self._begins[number]
+            size = min(_length(piece) - inside, stop - start)
+            if size:
+                whole, at = (memoryview(piece), 0) if isinstance(piece, bytes) else (self._all(), piece[0])
+                yield start, whole[at + inside : at + inside + size]
+            start, number = start + size, number + 1
+
+    def _all(self) -> memoryview:
+        if self._view is not None and os.fstat(self._arena).st_size < len(self._view):
+            raise NotUsable("it was given back")  # and must not be touched
+        if self._view is None:
+            try:
+                self._view = memoryview(mmap.mmap(self._arena, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
+            except (OSError, ValueError) as error:
+                raise NotUsable(f"it was given back: {error}") from error
+        return self._view
 
     def read_into(self, at: int, where: memoryview) -> None:
         """Bytes of the file from ``at`` on, as many as there is room for.
@@ -73,6 +117,8 @@ class RememberedFile:
         return size
 
     def close(self) -> None:
+        """What is mapped stays, until nothing refers to it."""
+        self._view = None
         os.close(self._arena)
 
 
@@ -98,6 +144,30 @@ class Memory:
         except (NotUsable, OSError):
             return False
         return xxhash.xxh3_128_hexdigest(where) == place.hash
+
+    def is_right(self, place: Place) -> bool:
+        """Whether the block is what the manifest vouches for, where it lies."""
+        if not self.holds(place):
+            return False
+        found = xxhash.xxh3_128()
+        try:
+            for _, part in self.parts(place.file, place.at, place.at + place.length):
+                found.update(part)
+        except (NotUsable, OSError):
+            return False
+        return found.hexdigest() == place.hash
+
+    def parts(self, file: str, start: int, stop: int) -> Iterator[tuple[int, memoryview]]:
+        """Bytes of a file that is held, where they lie; see ``RememberedFile.parts``."""
+        return self._files[file].parts(start, stop)
+
+    def identities(self) -> dict[str, tuple[int, int]]:
+        """By file: which memory it is, on this machine."""
+        return {name: file.identity for name, file in self._files.items()}
+
+    def broken(self) -> str:
+        """The first file whose memory is no longer what it was when it was found; or ""."""
+        return next((name for name, file in self._files.items() if not file.is_sealed), "")
 
     def close(self) -> None:
         """Nothing is read any more: another one may be given the memory."""
@@ -137,7 +207,7 @@ def _open(arena: int, size: int, content: int) -> tuple[str, RememberedFile]:
         raise NotUsable("what it is said to hold lies outside")
     if not any(seal) or os.pread(arena, len(seal), size) != seal:
         raise NotUsable("another copy was begun in it")
-    return str(told["file"]), RememberedFile(arena, pieces)
+    return str(told["file"]), RememberedFile(arena, pieces, seal, size)
 
 
 def _pieces(items: Sequence[cargo.Item], smalls: Sequence[cargo.Small]) -> Iterator[Piece]:

@@ -3,12 +3,12 @@
 Every block that somebody needs is read by exactly one rank, compared with the manifest, and kept until all
 ranks have found theirs right. Only then are bytes handed on, and written where they belong: a rank holds its
 own share of the checkpoint beside its state, and a few pieces in flight. Ranks of one machine take what they
-need from each other's memory (``shelf``); others send it (``exchange``).
+need from each other's memory (``shelf``); others send it (``exchange``). A block that the worker still has in
+memory (``memory``) is verified where it lies, and taken from there by all that see the same memory.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,20 +17,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from resumable_training.checkpoint import share, verify
-from resumable_training.checkpoint.blocks import Blocks, Place, in_parallel
+from resumable_training.checkpoint import share, shelf, verify
+from resumable_training.checkpoint.blocks import Blocks, in_parallel
 from resumable_training.checkpoint.catalog import Catalog, Item
 from resumable_training.checkpoint.errors import NotPlain, StorageUnavailable
 from resumable_training.checkpoint.exchange import exchange
 from resumable_training.checkpoint.heads import NotPlain as NoHead
 from resumable_training.checkpoint.heads import parse_head
 from resumable_training.checkpoint.landing import WHOLE, Landing, landings
-from resumable_training.checkpoint.memory import Memory
+from resumable_training.checkpoint.memory import Memory, NotUsable
 from resumable_training.checkpoint.moments import moment
 from resumable_training.checkpoint.ranks import Ranks
 from resumable_training.checkpoint.share import NOBODY, Numbers
 from resumable_training.checkpoint.shelf import Address, Neighbours, Shelf, Shelves
 from resumable_training.checkpoint.store import Store
+from resumable_training.checkpoint.taking import Taker, tensor_over
 from resumable_training.checkpoint.verify import DAMAGED, OK, Verdict
 
 
@@ -42,15 +43,19 @@ class NotWhole(Exception):
         self.verdict = verdict
 
 
+Identity = tuple[str, int, int]  # of memory: the machine, and which of its memory files
+
+
 @dataclass(frozen=True)
 class _Wish:
     """What one rank tells the others before reading.
 
-    How much of each block it wants, whether its worker remembers it, and where its shelf is.
+    How much of each block it wants, whether its worker remembers it and where, and where its shelf is.
     """
 
     parts: bytes
     near: bytes
+    memory: dict[str, Identity]  # by file, of what its worker remembers
     address: Address | None
 
 
@@ -62,6 +67,7 @@ class _Share:
     begins: dict[int, int] = field(default_factory=dict)  # item -> where its values begin in it, or WHOLE
     problems: dict[int, str] = field(default_factory=dict)  # item -> why it can't be read
     shelved: dict[int, int] = field(default_factory=dict)  # block -> where in this rank's shelf
+    in_memory: list[int] = field(default_factory=list)  # blocks that are right where they are remembered
     sees_all: bool = False  # it can open the shelves of all others
 
 
@@ -73,6 +79,7 @@ class Peek:
     """What one rank has read before the others: the bytes of some items, by number."""
 
     items: dict[int, bytes] = field(default_factory=dict)
+    kept: list[int] = field(default_factory=list)  # blocks that it need not read again
     verdict: Verdict = field(default_factory=lambda: Verdict(OK))
 
 
@@ -99,6 +106,7 @@ class Reader:
         self._sizes = np.array([place.length for place in blocks.places], dtype=np.int64)
         self._owners: Numbers = np.full(len(blocks), NOBODY, dtype=np.int64)
         self._staged: dict[int, memoryview] = {}  # this rank's blocks, verified
+        self._in_memory: set[int] = set()  # blocks that were verified where this rank, too, can take them
         self._shelves = Shelves()
         self._held = np.zeros(len(blocks), dtype=np.bool_)  # blocks that their owners have staged
         self._begins: dict[int, int] = {}
@@ -111,18 +119,24 @@ class Reader:
 
     def peek(self, numbers: Sequence[int]) -> Peek:
         """Items whose values say how to read the rest. This rank keeps their blocks, as those read later."""
-        for block, (data, verdict) in self._fetch(self._blocks_of(numbers), _room_of(self._sizes)):
+        places = self._blocks.places
+        wanted = self._blocks_of(numbers)
+        self._in_memory.update(block for block in wanted if self._memory.is_right(places[block]))
+        far = [block for block in wanted if block not in self._in_memory]
+        for block, (data, verdict) in self._fetch(far, _room_of(self._sizes)):
             if verdict.outcome != OK:
                 return Peek(verdict=verdict)
             self._staged[block] = data
-        return Peek({number: self._staged_bytes(self._catalog.items[number]) for number in numbers})
+        items = {number: self._verified_bytes(self._catalog.items[number]) for number in numbers}
+        self._in_memory.clear()  # they are read as all others, and perhaps by another rank
+        return Peek(items, far)
 
     def _blocks_of(self, numbers: Iterable[int]) -> list[int]:
         items = [self._catalog.items[number] for number in numbers]
         found = (self._blocks.numbers(item.file, item.offset, item.offset + item.length) for item in items)
         return sorted({block for blocks in found for block in blocks})
 
-    def _staged_bytes(self, item: Item) -> bytes:
+    def _verified_bytes(self, item: Item) -> bytes:
         start, stop = item.offset, item.offset + item.length
         return b"".join(
             self._cut(block, start, stop) for block in self._blocks.numbers(item.file, start, stop)
@@ -133,7 +147,7 @@ class Reader:
         verdict = self._agreed(peek.verdict)
         if verdict.outcome != OK:
             raise NotWhole(verdict)
-        self._owners[self._blocks_of(peek.items)] = 0
+        self._owners[peek.kept] = 0
 
     def read(
         self,
@@ -177,7 +191,8 @@ class Reader:
             values.update(prepare())
             wanted.extend(self._landings(values, trusted))
             near = bytes(self._memory.holds(place) for place in self._blocks.places)
-            return _Wish(self._parts(wanted), near, self._shelves.address() if self._ranks.group else None)
+            address = self._shelves.address() if self._ranks.group else None
+            return _Wish(self._parts(wanted), near, self._identities(), address)
 
         wishes = self._ranks.agree(wish)
         self._shelves.meet(self._ranks.rank, [one.address for one in wishes])
@@ -186,13 +201,22 @@ class Reader:
         take = self._hand_on(wanted, on_one_machine)
 
         def end() -> Origins:
-            take()
+            self._taken(take)
             values.update({one.item.key: one.value for one in wanted if values[one.item.key] is None})
             moment("load.apply")
             finish(values)
             return self._memory_bytes, self._storage_bytes
 
         return self._ranks.agree(end)
+
+    def _taken(self, take: Callable[[], None]) -> None:
+        """Raises StorageUnavailable if memory that it was taken from is no longer what it was: read again."""
+        try:
+            take()
+        except NotUsable as error:
+            raise StorageUnavailable(f"memory of {self._name}: {error}") from error
+        if broken := self._memory.broken():  # what was taken may be anything
+            raise StorageUnavailable(f"{broken}: its memory was used for something else meanwhile")
 
     def _hand_on(self, wanted: Sequence[Landing], on_one_machine: bool) -> Callable[[], None]:
         """Each rank gets what it needs; what is left for it to do alone, and may fail."""
@@ -225,6 +249,10 @@ class Reader:
             for one in landings(self._catalog, key, place, trusted=trusted)
         ]
 
+    def _identities(self) -> dict[str, Identity]:
+        machine = shelf.machine()
+        return {file: (machine, *one) for file, one in self._memory.identities().items()} if machine else {}
+
     # Read and verify --------------------------------------------------------------------------------------
 
     def _stage(self, wishes: Sequence[_Wish]) -> bool:
@@ -238,7 +266,8 @@ class Reader:
         self._held = np.array(needed, dtype=np.bool_)
         others = np.delete(parts, self._ranks.rank, 0)
         elsewhere: list[bool] = (others.max(axis=0, initial=0) > 0).tolist()
-        shares = self._ranks.agree(lambda: self._read_share(new, needed, elsewhere))
+        common = [block for block in new if self._is_common(block, parts, wishes)]
+        shares = self._ranks.agree(lambda: self._read_share(new, common, needed, elsewhere))
         verdict = self._agreed(verify.worst(one.verdict for one in shares))
         if verdict.outcome != OK:
             raise NotWhole(verdict)
@@ -246,7 +275,21 @@ class Reader:
             self._begins.update(one.begins)
             self._problems.update(one.problems)
             self._shelves.places.update(one.shelved)
+            self._in_memory.update(block for block in one.in_memory if self._is_mine_too(block, wishes))
         return all(one.sees_all for one in shares)
+
+    def _is_common(self, block: int, parts: share.Parts, wishes: Sequence[_Wish]) -> bool:
+        """Whether all that want it have it in the same memory as this rank."""
+        file = self._blocks.places[block].file
+        mine = wishes[self._ranks.rank].memory.get(file)
+        wanting = np.flatnonzero(parts[:, block]).tolist()
+        return mine is not None and all(wishes[rank].memory.get(file) == mine for rank in wanting)
+
+    def _is_mine_too(self, block: int, wishes: Sequence[_Wish]) -> bool:
+        """Whether this rank has it in the same memory as the one that has verified it."""
+        file = self._blocks.places[block].file
+        owner, rank = int(self._owners[block]), self._ranks.rank
+        return wishes[rank].memory.get(file) == wishes[owner].memory[file]
 
     def _rows(self, rows: Sequence[bytes]) -> share.Parts:
         """Ranks x blocks, as ``share.assign`` takes it."""
@@ -265,11 +308,16 @@ class Reader:
         parts: share.Parts = np.ceil(share.ALL * shares).astype(np.uint8)
         return parts.tobytes()
 
-    def _read_share(self, new: list[int], needed: Sequence[bool], elsewhere: Sequence[bool]) -> _Share:
+    def _read_share(
+        self, new: list[int], common: list[int], needed: Sequence[bool], elsewhere: Sequence[bool]
+    ) -> _Share:
         """Read this rank's blocks; stops at the first that is not right.
 
-        ``needed``, ``elsewhere``: of each block, whether any rank wants it, and whether another one does.
+        ``common``: those that need not be read, if they are right where they are remembered. ``needed``,
+        ``elsewhere``: of each block, whether any rank wants it, and whether another one does.
         """
+        right = self._right_in_memory(common)
+        new = [block for block in new if block not in right]
         shelf = self._shelves.own
         if shelf is not None:
             self._make_room(shelf, new, elsewhere)
@@ -283,11 +331,24 @@ class Reader:
                 return _Share(verdict)
             if needed[number]:
                 self._staged[number] = data
-        result = _Share(shelved=shelf.places if shelf else {}, sees_all=self._shelves.others is not None)
-        for number in self._staged:
+        result = _Share(
+            shelved=shelf.places if shelf else {},
+            in_memory=sorted(right),
+            sees_all=self._shelves.others is not None,
+        )
+        self._in_memory |= right
+        for number in (*self._staged, *result.in_memory):
             for item in self._beginning.get(number, ()) if needed[number] else ():
                 self._look_into(item, result)
         return result
+
+    def _right_in_memory(self, common: Sequence[int]) -> set[int]:
+        def look(block: int) -> bool:
+            return self._memory.is_right(self._blocks.places[block])
+
+        found = {block for block, is_right in in_parallel(look, common, self._name) if is_right}
+        self._memory_bytes += int(self._sizes[sorted(found)].sum())
+        return found
 
     def _fetch(
         self, numbers: Sequence[int], room: Callable[[int], memoryview]
@@ -338,16 +399,20 @@ class Reader:
         """The bytes before an item's values, and as many behind; they may reach into another's block."""
         start, stop = item.offset, item.offset + item.around_bytes
         numbers = self._blocks.numbers(item.file, start, stop)
-        if all(number in self._staged for number in numbers):
+        if all(number in self._staged or number in self._in_memory for number in numbers):
             return b"".join(self._cut(number, start, stop) for number in numbers)
         data = self._store.read(f"{self._name}/{item.file}", start, stop - start)
         if len(data) != stop - start:
             raise StorageUnavailable(f"{item.file}: {len(data)} bytes came from {start} on")
         return data
 
-    def _cut(self, number: int, start: int, stop: int) -> memoryview:
-        at = self._blocks.places[number].at
-        return self._staged[number][max(0, start - at) : stop - at]
+    def _cut(self, number: int, start: int, stop: int) -> bytes | memoryview:
+        """What a verified block has of these bytes of its file."""
+        place = self._blocks.places[number]
+        if number in self._staged:
+            return self._staged[number][max(0, start - place.at) : stop - place.at]
+        low, high = max(start, place.at), min(stop, place.at + place.length)
+        return b"".join(part for _, part in self._memory.parts(place.file, low, high))
 
     def _agreed(self, verdict: Verdict) -> Verdict:
         """A mismatch is proof only if every rank reads it: one bad machine must not orphan a checkpoint."""
@@ -382,7 +447,7 @@ class Reader:
     def _deliver(self, wanted: Sequence[Landing], needs: Sequence[share.Numbers]) -> Callable[[], None]:
         """Through the process group; what is left is to look whether all could be written."""
         plan = share.transfers(self._owners, needs)
-        taker = _Taker(self._blocks.places, self._by_block(wanted))
+        taker = Taker(self._blocks.places, self._by_block(wanted))
         to_give = Counter(one.block for one in plan if one.owner == self._ranks.rank)
 
         def done(block: int) -> None:
@@ -390,6 +455,7 @@ class Reader:
             if not to_give[block]:
                 self._staged.pop(block, None)
 
+        self._take_from_memory(taker)
         for block in sorted(self._staged):
             taker.take(block, 0, self._tensor(block))
             if not to_give[block]:
@@ -399,14 +465,20 @@ class Reader:
 
     def _take(self, wanted: Sequence[Landing], needs: share.Numbers, others: Neighbours) -> None:
         """Each rank for itself, from its own shelf and from the others'."""
-        taker = _Taker(self._blocks.places, self._by_block(wanted))
+        taker = Taker(self._blocks.places, self._by_block(wanted))
+        self._take_from_memory(taker)
         for block in sorted(self._staged):
             taker.take(block, 0, self._tensor(block))
             del self._staged[block]
         for block, start, stop in needs.tolist():
             at = self._shelves.places[block] + start
-            taker.take(block, start, _tensor(others.view(int(self._owners[block]), at, stop - start)))
+            taker.take(block, start, tensor_over(others.view(int(self._owners[block]), at, stop - start)))
         taker.check()
+
+    def _take_from_memory(self, taker: Taker) -> None:
+        """What was verified where it lies."""
+        for block in sorted(self._in_memory):
+            taker.take_parts(block, self._memory)
 
     def _by_block(self, wanted: Iterable[Landing]) -> dict[int, list[Landing]]:
         by_block: dict[int, list[Landing]] = {}
@@ -418,7 +490,7 @@ class Reader:
     def _needs(self, by_block: Mapping[int, list[Landing]]) -> Iterable[tuple[int, int, int]]:
         """What this rank needs of blocks that others have: (block, first byte in it, last byte + 1)."""
         for number, here in by_block.items():
-            if self._owners[number] == self._ranks.rank:
+            if self._owners[number] == self._ranks.rank or number in self._in_memory:
                 continue
             place = self._blocks.places[number]
             start = min(max(one.start - place.at, 0) for one in here)
@@ -426,7 +498,9 @@ class Reader:
             yield number, start, stop
 
     def _tensor(self, block: int) -> torch.Tensor:
-        return _tensor(self._staged[block])
+        """Of a block that this rank has verified."""
+        place = self._blocks.places[block]
+        return tensor_over(memoryview(self._cut(block, place.at, place.at + place.length)))
 
 
 def _room(length: int) -> memoryview:
@@ -436,31 +510,3 @@ def _room(length: int) -> memoryview:
 
 def _room_of(sizes: Numbers) -> Callable[[int], memoryview]:
     return lambda block: _room(int(sizes[block]))
-
-
-def _tensor(data: memoryview) -> torch.Tensor:
-    """Only to be read from."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        return torch.frombuffer(data, dtype=torch.uint8)
-
-
-class _Taker:
-    """Writes what comes; its error waits until the exchange is over, as others wait for this rank in it."""
-
-    def __init__(self, places: Sequence[Place], by_block: Mapping[int, list[Landing]]) -> None:
-        self._places = places
-        self._by_block = by_block
-        self._error: Exception | None = None
-
-    def take(self, block: int, start: int, data: torch.Tensor) -> None:
-        at = self._places[block].at + start
-        try:
-            for one in self._by_block.get(block, ()) if self._error is None else ():
-                one.put(at, data)
-        except Exception as error:  # noqa: BLE001  raised in ``check``, on all ranks
-            self._error = error
-
-    def check(self) -> None:
-        if self._error is not None:
-            raise self._error
