@@ -29,6 +29,7 @@ from resumable_training.checkpoint.errors import (
 from resumable_training.checkpoint.fence import Fence
 from resumable_training.checkpoint.fitness import Needs
 from resumable_training.checkpoint.footprint import state_bytes
+from resumable_training.checkpoint.inventory import Inventory
 from resumable_training.checkpoint.keeper import Flight, RankLink
 from resumable_training.checkpoint.listing import Survey, survey
 from resumable_training.checkpoint.load import Loaded, Loader, Look
@@ -149,10 +150,10 @@ class CheckpointEngine:
         started = time.monotonic()
         fallback: list[Fallback] = []
         pauses = list(self._retry_seconds)
-        flights, rooms = self._await_flights()
+        there, flights, rooms = self._look_around(state)
         while True:
             try:
-                report = self._restore_once(state, rooms, fallback, started)
+                report = self._restore_once(there, rooms, fallback, started)
                 return report and replace(report, landed=_landed(report, flights))
             except _ChooseAgain:
                 continue
@@ -162,25 +163,31 @@ class CheckpointEngine:
                 self._say(f"{error}; trying again")
                 time.sleep(pauses.pop(0))
 
-    def _await_flights(self) -> tuple[list[Flight], list[Room]]:
-        """No writer of an older attempt is left on any worker of this one: how their saves ended.
+    def _look_around(self, state: TrainingState) -> tuple[Inventory, list[Flight], list[Room]]:
+        """What is tracked here; how saves ended whose ranks had died; how much memory each machine has.
 
-        And how much memory each rank's machine has.
+        Afterwards no writer of an older attempt is left on any worker of this one.
         """
-        told = self._ranks.gather((self._keeper.await_flights(), room()))
+        found: list[Inventory] = []
+
+        def look() -> tuple[list[Flight], Room]:
+            found.append(Inventory.of(state))
+            return self._keeper.await_flights(), room()
+
+        told = self._ranks.agree(look)
         flights = [one for mine, _ in told for one in mine]
         for line in dict.fromkeys(_lost_line(one) for one in flights if not one.ok):
             self._say(line)
-        return flights, [where for _, where in told]
+        return found[0], flights, [where for _, where in told]
 
     def _restore_once(
-        self, state: TrainingState, rooms: Sequence[Room], fallback: list[Fallback], started: float
+        self, there: Inventory, rooms: Sequence[Room], fallback: list[Fallback], started: float
     ) -> RestoreReport | None:
         with ExitStack() as ours:
             opened: list[Loader] = []  # on rank 0
 
             def loader_of(choice: Choice) -> Loader:
-                return ours.enter_context(closing(self._loader(self._source(choice), state, rooms)))
+                return ours.enter_context(closing(self._loader(self._source(choice), there, rooms)))
 
             def look() -> tuple[Choice, int, Offer, Look | None]:
                 choice, head = self._choose([one.checkpoint for one in fallback])
@@ -195,7 +202,7 @@ class CheckpointEngine:
 
             choice, head, offer, seen = self._ranks.first(look)
             if seen is None:
-                self._ranks.together(lambda: self._rehearse(state))
+                self._ranks.together(lambda: self._rehearse(there.state))
                 self._append_record(head + 1, None, deliberate=self.config.start_fresh)
                 self._saver.start(offer)
                 return None
@@ -204,7 +211,7 @@ class CheckpointEngine:
                 loaded = loader.load(seen)
             except NotWhole as error:
                 self._pass_over(choice, error.verdict, fallback)
-        for disagreement in check_schedules(state):
+        for disagreement in check_schedules(there.state):
             self._say(f"{source.label}: {disagreement}")
         moment("load.record")
         record = self._append_record(
@@ -215,7 +222,7 @@ class CheckpointEngine:
         self._saver.start(offer)  # not before: until here every core has better things to do
         return _restore_report(source, record, loaded, fallback, time.monotonic() - started)
 
-    def _loader(self, source: Source, state: TrainingState, rooms: Sequence[Room]) -> Loader:
+    def _loader(self, source: Source, there: Inventory, rooms: Sequence[Room]) -> Loader:
         """With what this worker still has of the resume point, once storage has said that it is that."""
 
         def remembered(manifest: Manifest | None) -> Memory:
@@ -226,11 +233,11 @@ class CheckpointEngine:
                 self._ranks.rank,
                 source.name,
                 ours,
-                lambda: state_bytes(state),
+                lambda: state_bytes(there.state),
                 self._warn,
             )
 
-        return Loader(source, state, self._ranks, self._warn, remembered)
+        return Loader(source, there, self._ranks, self._warn, remembered)
 
     def _rehearse(self, state: TrainingState) -> None:
         """What can't be saved is better known now than after the first interval."""

@@ -24,7 +24,6 @@ from resumable_training.checkpoint.read import NotWhole, Peek
 from resumable_training.checkpoint.saved import SavedState, Source, inspect, require_whole
 from resumable_training.checkpoint.state import (
     SHARED_KEY,
-    TrainingState,
     overruled_schedule,
     per_rank_key,
     stateful_key,
@@ -65,17 +64,17 @@ class Loader:
     """
 
     def __init__(
-        self, source: Source, state: TrainingState, ranks: Ranks, warn: Warn, recall: Recall | None = None
+        self, source: Source, there: Inventory, ranks: Ranks, warn: Warn, recall: Recall | None = None
     ) -> None:
-        """``recall``: what this rank's worker still has of the checkpoint with that manifest."""
+        """``there``: what is tracked; ``recall``: what this rank's worker has of one with that manifest."""
         self._source = source
-        self._state = state
+        self._there = there
+        self._state = there.state
         self._ranks = ranks
         self._warn = warn
         self._recall = recall or (lambda manifest: Memory())
         self._memory = Memory()
         self._opened: SavedState | None = None
-        self._found: Inventory | None = None
 
     def look(self) -> Look:
         """By this rank alone. Raises NoResumePoint, StorageUnavailable, or what a tracked object raises."""
@@ -85,7 +84,8 @@ class Loader:
         moment("load.first-values")
         try:
             self._open(seen)
-            return Look(seen, self._saved.peek(self._first_keys(self._look_around())))
+            self._recognise()
+            return Look(seen, self._saved.peek(self._first_keys()))
         except NotWhole as error:
             return Look(seen, Peek(verdict=error.verdict))
 
@@ -107,13 +107,13 @@ class Loader:
         own: dict[str, bytes] = {}
 
         def prepare() -> dict[str, Any]:
-            there = self._look_around()
-            first.update(saved.values(self._first_keys(there), look.peek))
-            return {**self._prepared(there, first, _shared(first)), **saved.places(self._own_keys())}
+            self._recognise()
+            first.update(saved.values(self._first_keys(), look.peek))
+            return {**self._prepared(self._there, first, _shared(first)), **saved.places(self._own_keys())}
 
         def finish(values: dict[str, Any]) -> None:
             own.update({key: tensor_bytes(values[key]) for key in self._own_keys()})
-            self._apply(self._look_around(), values, first)
+            self._apply(self._there, values, first)
 
         origins = saved.read(prepare, finish)
         prefix = per_rank_key(self._ranks.rank, "")
@@ -134,24 +134,21 @@ class Loader:
         self._memory = self._recall(seen.manifest)
         self._opened = SavedState(self._source, seen, self._ranks, self._memory)
 
+    def _recognise(self) -> None:
+        """Another program's names, once."""
+        if self._saved.foreign and self._saved.layout is None:
+            self._saved.recognise(self._there)
+
     @property
     def _saved(self) -> SavedState:
         assert self._opened is not None
         return self._opened
 
-    def _look_around(self) -> Inventory:
-        """What is tracked; found once."""
-        if self._found is None:
-            self._found = Inventory.of(self._state)
-            if self._saved.foreign:
-                self._saved.recognise(self._found)
-        return self._found
-
-    def _first_keys(self, there: Inventory) -> list[str]:
+    def _first_keys(self) -> list[str]:
         """Small values that say how to read the rest: texts, and groups of optimizers."""
-        texts = {SHARED_KEY, *(stateful_key(name) for name in there.state.stateful)}
+        texts = {SHARED_KEY, *(stateful_key(name) for name in self._state.stateful)}
         keys = [key for key in self._saved.described if key in texts]
-        for name in there.state.optimizers:
+        for name in self._state.optimizers:
             keys += self._saved.of_optimizer(name, "param_groups")
         return keys
 
