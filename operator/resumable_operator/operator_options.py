@@ -132,7 +132,8 @@ _OPTIONS = (
         "--status-seconds",
         type=_Seconds(0.1, 3600),
         default=30.0,
-        help="Longest time that a changed status stays unwritten.",
+        help="Longest time that a changed status stays unwritten. Of very many jobs (more than 20 times this "
+        "number) at most 20 statuses a second are written only to be up to date.",
     ),
     _option(
         "--unreachable-seconds",

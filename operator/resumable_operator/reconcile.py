@@ -54,9 +54,10 @@ logger = logging.getLogger(__name__)
 SHORTEST_WAIT_SECONDS = 0.01  # a wake-up in the past must not become a busy loop
 END_SECONDS = 0.1  # ranks that are stopped end within milliseconds; more is not worth a status write
 ANSWER_SECONDS = 0.25  # agents answer at once; one that first has to end ranks, or is gone, holds up nobody
-SOON_SECONDS = 1.0  # what is for people alone waits so long for a write that has to be
+SOON_SECONDS = 2.0  # what is for people alone waits so long for a write that has to be
 PROGRESS_SHARE = 1 / 6  # of the time until status is written anyway
 LEAST_SHARE = 0.25  # of that time, until the first write after one that had a reason
+ROUTINE_WRITES_A_SECOND = 20  # of all jobs: about a fifth of a core of an API server
 
 Decide = Callable[[Observation, float], Plan]
 
@@ -69,7 +70,7 @@ async def _nothing(_moment: str) -> None:
 class Settings:
     """What differs between a cluster and one machine, and the hooks of whoever runs the loop."""
 
-    status_seconds: float = 30.0  # longest time a changed status stays unwritten
+    status_seconds: float = 30.0  # longest time a changed status stays unwritten, while jobs are not too many
     relist_seconds: float = 30.0
     jobs_at_once: int = 4
     actions_at_once: int = 64
@@ -242,7 +243,7 @@ class Reconciler:
     def _progressed(self, key: str) -> None:
         """Progress is for status, and waits with it: of many reports in the meantime the newest counts. That
         an attempt has done its first step is told earlier."""
-        wait = self._settings.status_seconds * PROGRESS_SHARE
+        wait = status_seconds(self._settings.status_seconds, len(self._uids)) * PROGRESS_SHARE
         if key in self._moving:
             wait = max(wait, self._write_due(key) - self._clock.now())
         self.queue.add_after(key, wait, routine=True)
@@ -332,7 +333,8 @@ class Reconciler:
         await self._settings.moment("write")
         stored = await self._cluster.write_status(job, plan.status)
         share = share_of_interval(job.key) if plan.must_write else 1.0
-        self._write_due_at[job.key] = now + share * self._settings.status_seconds
+        interval = status_seconds(self._settings.status_seconds, len(self._uids))
+        self._write_due_at[job.key] = now + share * interval
         folded = self._agents.consume(job.key, plan.status.cursors)
         if folded:
             self._settings.on_folded(stored, folded)
@@ -476,6 +478,12 @@ class Reconciler:
         self._others.pop(key, None)
         self._attempts.pop(key, None)
         self._checks.forget(key)
+
+
+def status_seconds(wanted: float, jobs: int) -> float:
+    """Between two writes of a job that have no reason: a large fleet writes each status less often, so that
+    recoveries find an API server that has time for them."""
+    return max(wanted, jobs / ROUTINE_WRITES_A_SECOND)
 
 
 def share_of_interval(key: str) -> float:

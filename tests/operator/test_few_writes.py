@@ -33,7 +33,7 @@ def soon(step: int) -> Plan:
 
 
 async def test_what_is_for_people_waits_for_a_write_that_must_be(world: World) -> None:
-    """It is in that one; without one it is written after a second, by itself."""
+    """It is in that one; without one it is written after a moment, by itself."""
     world.plans = [plan(step=1, must_write=True), soon(2), plan(step=3, must_write=True), soon(4), soon(5)]
     reconciler = world.reconciler(status_seconds=3600.0)
     for _ in range(4):

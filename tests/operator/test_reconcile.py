@@ -29,7 +29,7 @@ from resumable_operator.errors import (
     SpecError,
 )
 from resumable_operator.model import AttemptStatus, JobStatus, MemberStatus
-from resumable_operator.reconcile import LEAST_SHARE, share_of_interval
+from resumable_operator.reconcile import LEAST_SHARE, share_of_interval, status_seconds
 from resumable_training.contract import events
 from resumable_training.contract.assignment import Assignment, Request
 from resumable_training.contract.codec import to_plain
@@ -109,6 +109,30 @@ async def test_first_small_change_waits_a_share(world: World) -> None:
     world.clock.time += 0.2
     await reconciler.step(KEY)
     assert world.cluster.done[2:] == ["write step 5"]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "seconds"), [(0, 30.0), (1, 30.0), (600, 30.0), (1000, 50.0), (6000, 300.0)]
+)
+def test_a_large_fleet_writes_less_often(jobs: int, seconds: float) -> None:
+    """So that its routine takes a bounded part of an API server."""
+    assert status_seconds(30.0, jobs) == seconds
+
+
+async def test_how_often_is_written_follows_from_the_jobs_there_are(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that were looked at; here one is very many."""
+    monkeypatch.setattr("resumable_operator.reconcile.ROUTINE_WRITES_A_SECOND", 0.01)
+    reconciler = world.reconciler(status_seconds=30.0)
+    world.plans = [plan(step=step) for step in range(1, 4)]
+    for _ in range(2):
+        await reconciler.step(KEY)
+        world.clock.time += 60.0
+    assert world.cluster.done == ["write step 1"]
+    await reconciler.step(KEY)
+    assert world.cluster.done == ["write step 1", "write step 3"]
+    reconciler.queue.close()
 
 
 def test_jobs_write_at_different_times() -> None:

@@ -72,7 +72,7 @@ class Plan:
 
     ``status`` is written first when ``must_write`` (something is reserved or worth telling), then the actions
     are done. When it is not written, nothing is lost: the next pass computes it again from the same events.
-    ``soon``: something in it is for people alone, who can wait for a second.
+    ``soon``: something in it is for people alone, who can wait for seconds.
     """
 
     status: JobStatus

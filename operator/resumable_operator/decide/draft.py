@@ -25,7 +25,7 @@ class Draft:
     actions: list[Action] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     must_write: bool = False
-    soon: bool = False  # to be written within a second, for people to see
+    soon: bool = False  # to be written within seconds, for people to see
     wake_at: float | None = None
     look_at: float | None = None
     _memos: dict[str, tuple[tuple[Any, ...], dict[Any, Any]]] = field(default_factory=dict)
