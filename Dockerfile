@@ -14,6 +14,9 @@ COPY pyproject.toml README.md LICENSE ./
 COPY operator/ operator/
 COPY worker/ worker/
 RUN python -m pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir /wheels .
+# For pip, which leaves the choice to Python: bytecode is then held to a hash of its source, and not to its time,
+# which a builder may rewrite. An old time would have each start compile all of it again.
+ENV SOURCE_DATE_EPOCH=1580601600
 
 FROM wheel AS operator-environment
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=ca.pem \
@@ -31,6 +34,10 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=
 FROM ${PYTHON_IMAGE} AS base
 RUN groupadd --gid 1000 resumable \
     && useradd --no-log-init --create-home --uid 1000 --gid 1000 resumable
+# The official images leave out the standard library's bytecode, and pods can't keep what they compile.
+RUN python -m compileall -q --invalidation-mode checked-hash \
+    -x '/(site-packages|dist-packages|test|tests|lib2to3|idlelib)/' \
+    "$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1

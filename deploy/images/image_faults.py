@@ -15,7 +15,10 @@ ENTRYPOINTS: Mapping[str, list[str] | None] = {
 # Importing these takes everything that the image is for.
 MODULES: Mapping[str, tuple[str, ...]] = {
     "operator": ("resumable_operator.__main__", "resumable_training.agent.bundle"),
-    "worker": ("torch", "safetensors", "obstore", "resumable_training", "resumable_operator.cli.main"),
+    "worker": (
+        *("torch", "torch.distributed.checkpoint", "torch._dynamo", "safetensors", "obstore"),
+        *("resumable_training", "resumable_training.agent.__main__", "resumable_operator.cli.main"),
+    ),
 }
 BASE_PACKAGES = ("pip", "setuptools")  # of the base image; no constraint binds them
 
@@ -41,6 +44,9 @@ def of_facts(
     """``facts`` of the probe, ``pins`` of constraints.txt; ``dev``: packages that only developers need."""
     installed = facts["distributions"]
     found = [f"{name} cannot be imported: {why}" for name, why in facts["not_importable"].items()]
+    if compiled := facts["compiled"]:
+        named = ", ".join([*compiled[:3], "..."][: len(compiled)])
+        found.append(f"{len(compiled)} files without valid bytecode are compiled at each start: {named}")
     found += [f"{path} should not be in it" for path in facts["strays"]]
     found += [f"{name}, a tool for building, is in it" for name in facts["builders"]]
     found += [f"{name}, a package for developers, is in it" for name in sorted(dev & set(installed))]

@@ -13,7 +13,11 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType, ModuleType
 
 BUILDERS = ("cc", "gcc", "g++", "clang", "make", "git", "go", "cargo")
 # What a build leaves behind, or a checkout brings along.
@@ -54,8 +58,37 @@ def loads(module: str) -> str:
     return ""
 
 
+@contextmanager
+def compilations() -> Iterator[list[str]]:
+    """The files that imports compile meanwhile: just those whose bytecode is not there, or not accepted."""
+    compiled: list[str] = []
+    original, keeps_none = SourceFileLoader.source_to_code, sys.dont_write_bytecode
+
+    def noted(self: SourceFileLoader, data: bytes, path: str, *, _optimize: int = -1) -> CodeType:
+        compiled.append(path)
+        return original(self, data, path, _optimize=_optimize)
+
+    SourceFileLoader.source_to_code = noted  # type: ignore[method-assign, assignment]
+    sys.dont_write_bytecode = True
+    try:
+        yield compiled
+    finally:
+        SourceFileLoader.source_to_code = original  # type: ignore[method-assign]
+        sys.dont_write_bytecode = keeps_none
+
+
+def load_again(modules: Mapping[str, ModuleType]) -> None:
+    """Read these as their imports have: what an interpreter imports before it runs anything is seen, too."""
+    for name, module in modules.items():
+        loader = getattr(getattr(module, "__spec__", None), "loader", None)
+        if isinstance(loader, SourceFileLoader) and loader.name == name:
+            loader.get_code(name)
+
+
 def facts() -> dict[str, object]:
-    modules = {name: loads(name) for name in sys.argv[1:]}
+    with compilations() as compiled:
+        load_again(dict(sys.modules))
+        modules = {name: loads(name) for name in sys.argv[1:]}
     return {
         "python": sys.version.split()[0],
         "prefix": sys.prefix,
@@ -63,6 +96,7 @@ def facts() -> dict[str, object]:
             item.metadata["Name"].lower(): item.version for item in importlib.metadata.distributions()
         },
         "not_importable": {name: why for name, why in modules.items() if why},
+        "compiled": sorted(set(compiled)),
         "torch_loaded": "torch" in sys.modules,
         "torch_present": importlib.util.find_spec("torch") is not None,
         "builders": [name for name in BUILDERS if shutil.which(name)],
@@ -71,4 +105,5 @@ def facts() -> dict[str, object]:
     }
 
 
-print(json.dumps(facts()))
+if __name__ == "__main__":
+    print(json.dumps(facts()))

@@ -87,6 +87,18 @@ def test_an_index_of_ones_own_leaves_no_trace() -> None:
     assert "pip.conf" not in " ".join(rest for instruction, rest in _instructions() if instruction == "COPY")
 
 
+def test_bytecode_is_held_to_hashes() -> None:
+    """Of the standard library and of all that pip installs, whatever times a builder gives the files."""
+    stages = _stages()
+    for target in ("operator", "worker"):
+        compiles = [rest for instruction, rest in stages[target] if " compileall " in rest]
+        assert ["--invalidation-mode checked-hash" in rest for rest in compiles] == [True]
+        environment = stages[f"{target}-environment"]
+        chooses = [rest.startswith("SOURCE_DATE_EPOCH=") for _, rest in environment].index(True)
+        assert [rest for _, rest in environment[:chooses] if "/opt/venv" in rest] == []
+    assert "--no-compile" not in DOCKERFILE.read_text()
+
+
 def test_labels_have_the_version() -> None:
     """The images say which version they are."""
     labels = " ".join(rest for instruction, rest in _stages()["operator"] if instruction == "LABEL")

@@ -1,9 +1,14 @@
 """What builds and checks the images, as far as no tool for images is needed: `make images` has the rest."""
 
+import importlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from py_compile import PycInvalidationMode
+from py_compile import compile as compile_file
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,6 +16,7 @@ from image_build import NoTool, Options, build_command, find_tool, image_name, m
 from image_check import deployment, dev_packages, worker_pod
 from image_faults import of_configuration, of_facts, pins_of
 from image_pods import Pod, confinement, run_command
+from image_probe import compilations, load_again
 
 ROOT = Path(__file__).parents[2]
 WORKS, FAILS = "exit 0", "echo 'no daemon' >&2; exit 1"
@@ -149,6 +155,7 @@ def test_configurations_are_judged(change: Raw, fault: str) -> None:
 FOUND: Raw = {
     "distributions": {"resumable-training": "1.2", "kopf": "1.45", "pip": "24"},
     "not_importable": {},
+    "compiled": [],
     "torch_present": False,
     "builders": [],
     "strays": [],
@@ -161,6 +168,11 @@ FOUND: Raw = {
     [
         ({}, ""),
         ({"torch_present": True}, "torch is in it"),
+        (
+            {"compiled": ["/lib/ssl.py"]},
+            "1 files without valid bytecode are compiled at each start: /lib/ssl.py",
+        ),
+        ({"compiled": [*"abcd"]}, "4 files without valid bytecode are compiled at each start: a, b, c, ..."),
         ({"builders": ["gcc"]}, "gcc, a tool for building"),
         ({"strays": ["/src"]}, "/src should not be in it"),
         ({"not_importable": {"kopf": "no kopf"}}, "kopf cannot be imported: no kopf"),
@@ -176,6 +188,48 @@ def test_contents_are_judged(change: Raw, fault: str) -> None:
     pins = pins_of("# pins\nkopf==1.45  # why\npytest==9\n")
     found = of_facts("operator", "1.2", {**FOUND, **change}, pins, frozenset({"pytest"}))
     assert (fault in "\n".join(found)) if fault else found == []
+
+
+HASH, TIMESTAMP = PycInvalidationMode.CHECKED_HASH, PycInvalidationMode.TIMESTAMP
+
+
+@pytest.mark.parametrize(
+    ("mode", "touched", "text", "compiles"),
+    [
+        (None, False, "VALUE = 1", True),
+        (TIMESTAMP, False, "VALUE = 1", False),
+        (TIMESTAMP, True, "VALUE = 1", True),
+        (HASH, True, "VALUE = 1", False),
+        (HASH, False, "VALUE = 2", True),
+    ],
+    ids=["none", "timestamp", "timestamp-rewritten", "hash-rewritten", "hash-changed"],
+)
+def test_missing_bytecode_is_found(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: PycInvalidationMode | None,
+    touched: bool,
+    text: str,
+    compiles: bool,
+) -> None:
+    """Also bytecode that no longer fits: a builder that rewrites times spoils timestamps, and not hashes."""
+    file = tmp_path / "probed_for_bytecode.py"
+    file.write_text("VALUE = 1")
+    os.utime(file, (1e9, 1e9))
+    if mode is not None:
+        compile_file(str(file), invalidation_mode=mode)
+    file.write_text(text)
+    os.utime(file, (5e8, 5e8) if touched else (1e9, 1e9))
+    monkeypatch.syspath_prepend(tmp_path)
+    with compilations() as compiled:
+        module = importlib.import_module("probed_for_bytecode")
+    del sys.modules["probed_for_bytecode"]
+    bare = ModuleType("bare")  # such as typing.io: no import made it
+    del bare.__spec__
+    with compilations() as later:
+        load_again({"bare": bare, "probed_for_bytecode": module})
+    expected = [str(file)] if compiles else []
+    assert (compiled, later, f"VALUE = {module.VALUE}") == (expected, expected, text)
 
 
 def test_a_worker_may_have_what_torch_brings() -> None:
