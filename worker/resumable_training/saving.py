@@ -188,6 +188,7 @@ class Saver:
             durable_seconds=self._measured_durable,
             settings_seconds=time.monotonic() - self._settings_at,
             copy_seconds=self._measured_copy,
+            on_gpus=torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]
         )
 
     # -- what ------------------------------------------------------------------------------------------
@@ -258,8 +259,9 @@ class Saver:
         )
         session.clock.enter(before)
         self._copies += done
-        if done and self._copies > 1:  # the first one plans, and takes memory
-            seconds = max(time.monotonic() - started, self._engine.copy_seconds or 0.0)
+        whole = self._engine.copy_seconds  # of the newest one that is; GPUs may still be at this one
+        if done and self._copies > 1 and whole is not None:  # the first one plans, and takes memory
+            seconds = max(time.monotonic() - started, whole)
             self._measured_copy = schedule.mean_cost(self._measured_copy, seconds)
 
     def _await(self) -> SaveReport | None:

@@ -20,6 +20,7 @@ FIXED = "fixed"  # what bounds an interval that the user has set
 _SHORTEST_STEP = 1e-6  # seconds; keeps quotients finite
 _MEMORY = 0.3  # weight of the newest save in the mean cost
 COPY_SHARE = 0.01  # of training that copies in memory may take where they are made as often as that
+_UNSEEN_STEPS = 100  # between copies that GPUs make, until one was seen whole: each then costs a step at most
 _WORTH_TELLING = 0.1  # a change of the interval by a tenth
 _WHY = {
     OPTIMUM: "Daly's optimum",
@@ -42,6 +43,7 @@ class Measured:
     durable_seconds: float | None = None
     settings_seconds: float = 0.0
     copy_seconds: float | None = None
+    on_gpus: bool = False  # these copy while the loop goes on: its stall tells nothing of what that costs
 
 
 @dataclass(frozen=True)
@@ -136,14 +138,15 @@ def copy_every(config: CheckpointConfig, measured: Measured) -> int:
     """Steps between copies in memory; 0: none are made.
 
     Where copies cost as much as they may: COPY_SHARE of the steps' time. Before one was measured, a save's
-    stall stands for it, which is no shorter; before that nothing is known.
+    stall stands for it, which is no shorter where the loop itself copies; before that nothing is known.
     """
     if config.memory_every_steps is not None or not config.memory_auto:
         return config.memory_every_steps or 0
     cost = measured.copy_seconds if measured.copy_seconds is not None else measured.blocking_seconds
     if cost is None or measured.step_seconds <= 0:
         return 0
-    return max(1, math.ceil(cost / (COPY_SHARE * max(measured.step_seconds, _SHORTEST_STEP))))
+    least = _UNSEEN_STEPS if measured.on_gpus and measured.copy_seconds is None else 1
+    return max(least, math.ceil(cost / (COPY_SHARE * max(measured.step_seconds, _SHORTEST_STEP))))
 
 
 def postponed(measured: Measured, step: int) -> Announcement:

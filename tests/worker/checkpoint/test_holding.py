@@ -9,10 +9,12 @@ import pytest
 from engine_job import Job, make_state, save
 from hypothesis import given
 from hypothesis import strategies as st
+from test_async import eventually
 
 from resumable_training.checkpoint import arena
 from resumable_training.checkpoint.arena import Arena
 from resumable_training.checkpoint.holding import Letter, held
+from resumable_training.checkpoint.snapshot import Snapshot
 from resumable_training.contract import env
 
 
@@ -77,6 +79,40 @@ def test_a_torn_letter_holds_nothing(data: st.DataObject) -> None:
     finally:
         copy.letter.close()
         copy.arena.free()
+
+
+@pytest.mark.parametrize("behind", [0, 1, 2, 5])
+def test_a_copy_becomes_whole_before_the_next_one(
+    behind: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many steps GPUs are behind the loop: it is held before the next takes its place."""
+    monkeypatch.setenv(env.KEEPER, str(tmp_path / "nobody"))
+    looks: list[int] = []  # at the newest copy, whether it is whole
+
+    def copied(_: Snapshot) -> bool:
+        looks.append(1)
+        return len(looks) > 2 * behind  # a step looks when it begins, and when it wants to copy
+
+    written: list[int] = []
+    monkeypatch.setattr(Letter, "write", lambda _, message: written.append(message["manifest"]["step"]))
+    monkeypatch.setattr(Snapshot, "copied", copied)
+    engine, state = Job(tmp_path / "store", host="127.0.0.1").engine(1), make_state(1.0)
+    engine.restore(make_state())
+    made: list[int] = []
+
+    def step(number: int) -> bool:
+        engine.poll()
+        if engine.copy(state, step=number, samples=number * 8, shared={}, per_rank={}):
+            made.append(number)
+            looks.clear()
+        return bool(made)
+
+    eventually(lambda: step(1))
+    for number in range(2, 20):
+        step(number)
+    assert len(made) >= 3
+    assert written[: len(made) - 1] == made[:-1]
+    engine.close()
 
 
 @pytest.mark.parametrize(("free", "why"), [(0, "saves are not asynchronous"), (None, "no agent would")])

@@ -27,7 +27,7 @@ class Engine:
         self.outcome: dict[str, Any] = {"ok": True, "bytes": 10, "durable_ms": 70}
         self.planned_anew: list[int] = []
         self.copied: list[int] = []
-        self.copy_seconds = 0.0
+        self.copy_seconds: float | None = 0.0
         self.told_durable: list[float | None] = []
 
     def copy(self, state: Any, *, step: int, durable_seconds: float | None, **_: Any) -> bool:
@@ -216,6 +216,18 @@ def test_copies_are_made_as_often_as_they_cost_little(engine: Engine) -> None:
     for _ in range(14):
         session.step_once(saver)
     assert engine.copied == [3, 4, 5, 6, 10, 15]  # spoken of after step 7
+
+
+def test_a_copy_that_was_not_seen_whole_was_not_measured(engine: Engine) -> None:
+    """GPUs are at it: what the loop stood still for was the asking only."""
+    saver, session = started(engine, every_steps=100, memory_every_steps=1)
+    engine.copy_seconds = None
+    for _ in range(3):
+        session.step_once(saver)
+    assert saver._measured().copy_seconds is None
+    engine.copy_seconds = 0.45
+    session.step_once(saver)
+    assert saver._measured().copy_seconds == 0.45
 
 
 UNLIKE = {"ok": False, "message": "rank 1 holds others", "unlike": True}

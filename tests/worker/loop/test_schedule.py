@@ -117,6 +117,10 @@ def test_one_slow_save_does_not_halve_the_saves() -> None:
         (CheckpointConfig(memory_auto=True), Measured(0.5, blocking_seconds=0.02), 4),
         (CheckpointConfig(memory_auto=True), Measured(0.5, blocking_seconds=0.02, copy_seconds=0.004), 1),
         (CheckpointConfig(memory_auto=True), Measured(0.5, copy_seconds=0.006), 2),
+        (CheckpointConfig(memory_auto=True), Measured(0.5, blocking_seconds=0.02, on_gpus=True), 100),
+        (CheckpointConfig(memory_auto=True), Measured(0.5, blocking_seconds=2.0, on_gpus=True), 400),
+        (CheckpointConfig(memory_auto=True), Measured(0.5, copy_seconds=0.006, on_gpus=True), 2),
+        (CheckpointConfig(memory_every_steps=1), Measured(0.5, on_gpus=True), 1),
     ],
 )
 def test_copies_in_memory(config: CheckpointConfig, measured: Measured, every: int) -> None:

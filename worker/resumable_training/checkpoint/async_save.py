@@ -188,8 +188,8 @@ class AsynchronousSaver:
 
         Not before this rank's writer stands by: until then nobody would store it.
         """
-        self._copy_started = time.monotonic()
         self._prepare(task)
+        self._copy_started = time.monotonic()
         why = self._why_no_copies()
         if why:
             if self._ranks.rank == 0:
@@ -197,6 +197,9 @@ class AsynchronousSaver:
             return False
         if self._flight is not None:
             return False
+        self._hold_when_copied()
+        if self._to_hold is not None:
+            return False  # GPUs are behind: copied over now, and again next time, nothing were ever held
         self._hear(0.0)  # a writer that died with nothing to do is missed here
         try:
             if self._letter is None:
@@ -204,7 +207,6 @@ class AsynchronousSaver:
                 self._send_letter()
             if not self._stands_by:
                 return False
-            self._to_hold = None
             smalls, is_new = self._snapshot.take(task.content)
         except (Unsupported, OSError):
             return False  # the next save says so, and ranks hear of it
