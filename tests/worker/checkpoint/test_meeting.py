@@ -2,10 +2,12 @@
 
 import contextlib
 import hmac
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from hypothesis import strategies as st
 
 from resumable_training.checkpoint.errors import StorageUnavailable
 from resumable_training.checkpoint.meeting import NO_FLIGHT, Guest, Host, HostGone, flight_number, listen
+from resumable_training.checkpoint.writer_main import Writer
+from resumable_training.contract import env
 from resumable_training.contract.framing import Inbox, send
 
 OK = {"ok": True, "message": ""}
@@ -171,6 +175,51 @@ def test_a_writer_that_stayed_is_missed(meet: Any) -> None:
         with pytest.raises(StorageUnavailable, match="rank 1: its checkpoint writer went away"):
             meeting.host.collect()
         meeting.host.open(flight, held=True)
+
+
+def die_as_host(listener: socket.socket) -> None:
+    """A host to which one came to stay."""
+    connection, _ = listener.accept()
+    with connection:
+        send(connection, {"kind": "challenge", "nonce": "x"})
+        assert (Inbox(connection).receive() or {})["flight"] == NO_FLIGHT
+        send(connection, {"kind": "heard"})
+
+
+def why_not(host: Host) -> str:
+    with pytest.raises(StorageUnavailable) as caught:
+        host.collect()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("after_a_flight", [True, False])
+def test_another_host_hears_that_a_rank_has_ended(
+    after_a_flight: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 has another writer than the one that this rank's had come to stay with."""
+    monkeypatch.delenv(env.KEEPER, raising=False)
+    here, there = socket.socketpair()
+    with listen("127.0.0.1") as listener, here, there:
+        host, port = listener.getsockname()[:2]
+        writer = Writer(there, os.getpid())
+        begin = {"rank": 1, "world_size": 2, "store": str(tmp_path), "secret": "secret", "listener": -1}
+        writer._on_begin({**begin, "host": host, "port": port})
+        writer._inbox.descriptors.append(os.memfd_create("letter"))
+        died = in_background(lambda: die_as_host(listener))
+        writer._on_letter({})
+        died()
+        another = Host(listener.dup(), "secret", 2)
+        if after_a_flight:
+            another.open(1)
+            in_background(lambda: why_not(another) and another.close(OK))
+            writer._on_settle({"flight": 1, "why": "its writer died", "unlike": False})
+            until(lambda: [guest.flight for guest in another._guests if guest.flight == NO_FLIGHT])
+        writer._last_flight = 1
+        writer._say_that_it_ended()
+        another.open(2, held=True)
+        assert "its rank ended" in in_background(lambda: why_not(another))()
+        writer._leave()
+        os.close(writer._letter)
 
 
 @given(*[st.integers(0, 10**6), st.integers(0, 10**15)] * 2)

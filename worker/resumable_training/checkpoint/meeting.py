@@ -296,6 +296,15 @@ class Guest:
         if messages or self._inbox.closed:
             raise HostGone(str(messages[0].get("message")) if messages else _HOST_GONE)
 
+    @property
+    def is_heard(self) -> bool:
+        """Of one that stays: whether the host is still the one that it came to."""
+        try:
+            self.look()
+        except HostGone:
+            return False
+        return True
+
     def stored(self, what: dict[str, Any]) -> Message:
         """Hand in what was stored, or say why not (``failed``); the outcome."""
         self._say({"kind": STORED, **what})

@@ -113,10 +113,26 @@ class Writer:
     def _on_letter(self, _: Message) -> None:
         """Copies may be held from now on; the descriptor of what says so came along."""
         self._letter = self._inbox.descriptors.pop(0)
-        if self._rank > 0:
-            with contextlib.suppress(HostGone):
-                self._stay = Guest(self._address, self._secret, self._rank, NO_FLIGHT, connect_seconds=0.0)
+        self._stay_on()
         self._say(kind="standing by")
+
+    def _stay_on(self) -> None:
+        """Be missed by rank 0's writer, which may be another one than before."""
+        if self._rank == 0 or self._letter < 0:
+            return
+        with contextlib.suppress(HostGone, OSError):
+            if self._stay is not None and self._stay.is_heard:
+                return
+            self._leave()
+            self._stay = self._new_stay()
+
+    def _new_stay(self) -> Guest:
+        return Guest(self._address, self._secret, self._rank, NO_FLIGHT, connect_seconds=0.0)
+
+    def _leave(self) -> None:
+        if self._stay is not None:
+            self._stay.close()
+        self._stay = None
 
     def _on_plan(self, message: Message) -> None:
         self._items, self._view = cargo.from_plain(message["items"]), message["view"]
@@ -137,6 +153,7 @@ class Writer:
             if note:
                 self._say(kind="warning", message=note)
         self._say(kind="idle")
+        self._stay_on()
 
     def _fly(self, message: Message, *, held: bool = False) -> Message:
         if self._rank == 0:
@@ -181,6 +198,7 @@ class Writer:
             why, unlike = message["why"], message["unlike"]
             self._land(self._as_guest(message["flight"], lambda guest: guest.failed(why, unlike=unlike)))
         self._say(kind="idle")
+        self._stay_on()
 
     def _land(self, outcome: Message) -> None:
         moment("save.landed")
@@ -268,12 +286,12 @@ class Writer:
     def _say_that_it_ended(self) -> None:
         """The others may have copied for flights that our rank did not live to copy for."""
         why = "its rank ended before its state was copied"
-        with contextlib.suppress(OSError, HostGone):
-            stay = self._stay or Guest(
-                self._address, self._secret, self._rank, NO_FLIGHT, connect_seconds=0.0
-            )
-            stay.ended(self._last_flight, why)
-            stay.close()
+        for _ in range(2):  # rank 0 may have another writer by now
+            with contextlib.suppress(OSError, HostGone):
+                self._stay = self._stay or self._new_stay()
+                self._stay.ended(self._last_flight, why)
+                return
+            self._leave()
 
     def _as_guest(
         self, flight: int, work: Callable[[Guest], Message], *, connect_seconds: float = CONNECT_SECONDS
