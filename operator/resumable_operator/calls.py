@@ -2,7 +2,8 @@
 
 An agent whose machine is gone answers nothing for seconds, in which its job must be looked at: the evidence
 of that very loss may come. So a pass waits a moment for answers. What takes longer goes on beside the passes,
-no other call is begun to that agent meanwhile, and its job is looked at again when it has ended.
+no other call is begun to that agent meanwhile, and its job is looked at again when it has ended; also when it
+ends soon, if another was not begun because of it.
 """
 
 from __future__ import annotations
@@ -21,15 +22,18 @@ class Calls:
     """Of all jobs. Use within one event loop.
 
     Args:
-        late: called with a job's key and the number of failures when a call has ended that nobody waits for.
+        late: called with a job's key and the number of failures when a call has ended that nobody waits for,
+            or that kept another from being begun; once for each.
     """
 
     def __init__(self, late: Callable[[str, int], None]) -> None:
         self._late = late
         self._running: dict[tuple[str, str], asyncio.Task[int]] = {}
+        self._left: set[asyncio.Task[int]] = set()  # whose end is told
 
     def begin(self, key: str, agents: dict[str, Work]) -> list[asyncio.Task[int]]:
-        """Begin calls, by agent; not to one to which another is under way."""
+        """Begin calls, by agent; not to one to which another is under way, the end of which is told."""
+        self.leave(key, [self._running[key, agent] for agent in agents if (key, agent) in self._running])
         return [
             self._start((key, agent), work)
             for agent, work in agents.items()
@@ -47,7 +51,9 @@ class Calls:
     def leave(self, key: str, calls: Iterable[asyncio.Task[int]]) -> None:
         """Don't wait for them."""
         for task in calls:
-            task.add_done_callback(lambda task: self._has_ended(key, task))
+            if task not in self._left:
+                self._left.add(task)
+                task.add_done_callback(lambda task: self._has_ended(key, task))
 
     def close(self) -> None:
         """Cancel all."""
@@ -60,6 +66,7 @@ class Calls:
         return task
 
     def _has_ended(self, key: str, task: asyncio.Task[int]) -> None:
+        self._left.discard(task)
         if task.cancelled():
             return
         error = task.exception()

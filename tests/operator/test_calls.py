@@ -69,6 +69,23 @@ async def test_one_call_at_a_time_for_each_agent(late: Late) -> None:
     assert len(late.calls.begin(KEY, {"a": answered})) == 1
 
 
+async def test_the_end_of_a_call_that_another_waits_for_is_told(late: Late) -> None:
+    """Also when a pass gets its answer in time; once, however many wait, and not that of other agents."""
+    end = asyncio.Event()
+
+    async def mute() -> int:
+        await end.wait()
+        return 0
+
+    tasks = late.calls.begin(KEY, {"a": mute, "b": answered})
+    for _ in range(2):
+        assert late.calls.begin(KEY, {"a": answered}) == []
+    asyncio.get_running_loop().call_soon(end.set)
+    assert await late.calls.answers(KEY, tasks, 10) == 0
+    await asyncio.sleep(0)
+    assert late.told == [(KEY, 0)]
+
+
 async def test_an_error_is_the_pass_s(late: Late) -> None:
     """What is no agent's refusal or silence is raised where it is waited for."""
 
