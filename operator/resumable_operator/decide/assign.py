@@ -13,7 +13,8 @@ from resumable_training.contract.codec import to_json
 from resumable_training.contract.metrics import INTERRUPTION_CAUSES
 
 MOUNT_PATH = "/checkpoints"  # where the claim is mounted in the worker container
-_LIVE = {"interval", "max_interval_seconds", "memory_every_steps", "keep", "keep_every_steps"}
+_LIVE = {"interval", "max_interval_seconds", "keep", "keep_every_steps"}
+_LIVE_IF_SET = {"memory_every_steps"}  # came later: what does not use them keeps its fingerprint
 START_SECONDS = 600.0  # process start to first step, imports and restore included
 
 
@@ -147,7 +148,8 @@ def settings_digest(spec: JobSpec) -> str:
     """Of all that agents accept while an attempt runs."""
     checkpoint = spec.checkpoint
     live = checkpoint.model_dump(mode="json", include=_LIVE)
-    return _digest([limits(spec), live])
+    later = checkpoint.model_dump(mode="json", include=_LIVE_IF_SET, exclude_none=True)
+    return _digest([limits(spec), {**live, **later}])
 
 
 def _digest(value: Any) -> str:

@@ -132,6 +132,11 @@ def test_digests_follow_only_what_they_cover() -> None:
     assert template_digest(base) != template_digest(spec(template={"a": 1}))
 
 
+def test_what_came_later_changes_no_fingerprint() -> None:
+    """Else a new version of the operator would tell every job that trains of settings that did not change."""
+    assert settings_digest(spec()) == "54b1d536d2ea5822"
+
+
 def test_assignment() -> None:
     """Master is the first member's address; the high-water mark and the reservation are in it."""
     members = tuple(
