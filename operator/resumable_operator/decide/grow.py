@@ -20,7 +20,7 @@ def growth(draft: Draft) -> str | None:
         return None
     if draft.attempt.grow_ready_since is None:
         draft.set_attempt(grow_ready_since=draft.now)
-        draft.soon = True
+        draft.reserve()  # a checkpoint that is made from now on is one to grow after
     for check in (_worth_it, _cooled_down, _batch_complete, _saved, _warm):
         why_not = check(draft, size, larger)
         if why_not is not None:

@@ -29,6 +29,22 @@ def test_growth_waits_for_imports() -> None:
     assert (world.job.status.attempt.number, world.job.status.size) == (3, 2)
 
 
+def test_since_when_it_could_grow_is_written_at_once() -> None:
+    """A checkpoint that is made right after it is one to grow after: were it decided anew in each pass until
+    another write, that checkpoint would be older."""
+    world = World({"workers": {"replicas": 2, "min": 1}}, capacity=2, steps=100_000, save_every=100_000)
+    world.run(2.0)
+    world.capacity = 1
+    world.kill_worker("train-1-1")
+    world.run(3.0)
+    assert world.job.status.size == 1
+    world.capacity = 2
+    world.run(5.0)
+    since = world.job.status.attempt.grow_ready_since
+    first = next(plan for plan in world.plans if plan.status.attempt.grow_ready_since is not None)
+    assert (first.status.attempt.grow_ready_since, first.must_write) == (since, True)
+
+
 def test_a_larger_size_that_is_warm_is_not_taken_for_the_whole() -> None:
     """One growth in one batch: two newcomers, one of which still imports, are taken together."""
     world = training(replicas=3, min=1)
