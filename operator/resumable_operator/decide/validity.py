@@ -44,15 +44,23 @@ def note_problems(draft: Draft) -> None:
     """Bring the condition up to what the cluster said, if it was asked in this pass."""
     problems, job = draft.observation.problems, draft.observation.job
     if problems is not None:
+        before, generation = _verdict(draft), draft.status.checked_generation
         _judge(draft, problems)
         draft.set(checked_generation=job.generation, checked_at=draft.now)
-        draft.reserve()  # until that is written each pass would ask again, also those of a recovery
+        news = _verdict(draft) != before or generation != job.generation
+        if news or draft.alive or draft.status.phase == "Recovering":
+            draft.reserve()  # until that is written each pass would ask again, also those of a recovery
     if blocked(draft) and not draft.finished:
         at, known = draft.status.checked_at, condition(draft.status, CONDITION)
         if at is not None and known is not None and is_checked(draft):
             draft.wake(at + _blocked_wait(known, at))
         else:
             draft.wake(draft.now + UNCHECKED_RETRY_SECONDS)
+
+
+def _verdict(draft: Draft) -> tuple[str, str, str] | None:
+    known = condition(draft.status, CONDITION)
+    return (known.status, known.reason, known.message) if known is not None else None
 
 
 def is_checked(draft: Draft) -> bool:

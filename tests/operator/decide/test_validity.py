@@ -162,6 +162,30 @@ def test_finished_and_deleted_jobs_are_not_checked() -> None:
     assert not check_due(replace(world.job, deleting=True, generation=9), world.now)
 
 
+def test_only_news_of_a_spec_that_waits_are_written_at_once() -> None:
+    """That nothing has changed since the last look can wait for another write."""
+    world = fresh(NO_CLAIM)
+    assert world.step().must_write
+    world.tick(FIRST_RECHECK_SECONDS + 0.5)
+    assert check_due(world.job, world.now)
+    again = world.step()
+    assert (again.status.checked_at, again.must_write) == (world.now, False)
+    world.problems = (BAD_TEMPLATE,)
+    world.tick(2 * FIRST_RECHECK_SECONDS + 0.5)
+    assert world.step().must_write
+
+
+def test_a_look_again_while_an_attempt_lives_is_written_at_once() -> None:
+    """Else each pass of a recovery would ask the cluster again."""
+    world = running()
+    world.problems = (NO_CLAIM,)
+    world.change_spec(recovery={"hangSeconds": 9.0})
+    world.step()
+    world.tick(FIRST_RECHECK_SECONDS + 0.5)
+    again = world.step()
+    assert (again.status.checked_at, again.must_write) == (world.now, True)
+
+
 def test_a_claim_made_right_after_the_job_is_seen_at_once() -> None:
     """The first look again comes soon, later ones ever more seldom, none after more than the longest wait."""
     world = fresh(NO_CLAIM)
