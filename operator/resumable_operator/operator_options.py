@@ -132,8 +132,8 @@ _OPTIONS = (
         "--status-seconds",
         type=_Seconds(0.1, 3600),
         default=30.0,
-        help="Longest time that a changed status stays unwritten. Of very many jobs (more than 20 times this "
-        "number) at most 20 statuses a second are written only to be up to date.",
+        help="Longest time that a changed status stays unwritten. Of very many jobs that train (more than 40 "
+        "times this number) longer: at most 40 statuses a second are written only to be up to date.",
     ),
     _option(
         "--unreachable-seconds",

@@ -12,14 +12,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-ROUTINES_BESIDE_NEWS = 2  # worked on at the same time
-
 
 class WorkQueue:
     """Keys to look at. Use within one event loop.
 
     Args:
         waited: told how many seconds a key with news has waited, when it is handed out.
+        routines_beside_news: worked on at the same time.
     """
 
     def __init__(
@@ -27,6 +26,7 @@ class WorkQueue:
         base_delay: float = 0.05,
         max_delay: float = 10.0,
         waited: Callable[[float], None] = lambda _seconds: None,
+        routines_beside_news: int = 2,
     ) -> None:
         self._dirty: dict[str, bool] = {}  # key -> whether it is a routine
         self._news_since: dict[str, float] = {}
@@ -40,6 +40,7 @@ class WorkQueue:
         self._base_delay = base_delay
         self._max_delay = max_delay
         self._waited = waited
+        self.routines_beside_news = routines_beside_news
 
     def __len__(self) -> int:
         return len(self._news) + len(self._routine)
@@ -121,7 +122,7 @@ class WorkQueue:
     def _routine_may_begin(self) -> bool:
         routines = sum(self._processing.values())
         calm = routines == len(self._processing)
-        return bool(self._routine) and (calm or routines < ROUTINES_BESIDE_NEWS)
+        return bool(self._routine) and (calm or routines < self.routines_beside_news)
 
     def _expire(self, key: str) -> None:
         _, routine, _ = self._timers.pop(key)

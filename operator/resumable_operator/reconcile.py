@@ -57,7 +57,8 @@ ANSWER_SECONDS = 0.25  # agents answer at once; one that first has to end ranks,
 SOON_SECONDS = 2.0  # what is for people alone waits so long for a write that has to be
 PROGRESS_SHARE = 1 / 6  # of the time until status is written anyway
 LEAST_SHARE = 0.25  # of that time, until the first write after one that had a reason
-ROUTINE_WRITES_A_SECOND = 20  # of all jobs: about a fifth of a core of an API server
+ROUTINE_WRITES_A_SECOND = 40  # of all jobs that train: less than half a core of an API server
+ROUTINE_PART = 4  # one of so many who work may do a routine beside news, and two at least
 
 Decide = Callable[[Observation, float], Plan]
 
@@ -70,7 +71,7 @@ async def _nothing(_moment: str) -> None:
 class Settings:
     """What differs between a cluster and one machine, and the hooks of whoever runs the loop."""
 
-    status_seconds: float = 30.0  # longest time a changed status stays unwritten, while jobs are not too many
+    status_seconds: float = 30.0  # that a changed status stays unwritten; longer with very many jobs
     relist_seconds: float = 30.0
     jobs_at_once: int = 4
     actions_at_once: int = 64
@@ -107,7 +108,8 @@ class Reconciler:
         decide: Decide = decide,
     ) -> None:
         self._settings = settings or Settings()
-        self.queue = WorkQueue(waited=self._settings.on_wait)
+        beside = max(2, self._settings.jobs_at_once // ROUTINE_PART)
+        self.queue = WorkQueue(waited=self._settings.on_wait, routines_beside_news=beside)
         self._cluster = cluster
         self._agents = agents
         self._clock = clock
@@ -155,7 +157,8 @@ class Reconciler:
         try:
             calls += self._call(observation.job, rows.stops)  # of what is over: nothing is to be reserved
             if rows.stops and begins_to_end(observation.job.status.attempt, plan.status.attempt):
-                asked, observation = rows.stops, await self._see_the_end(observation, plan.status.attempt)
+                asked = rows.stops
+                observation = await self._see_the_end(observation, plan.status.attempt.number, list(asked))
                 plan, now, rows = self._plan(observation)
                 more = {agent: row for agent, row in rows.stops.items() if agent not in asked}
                 calls += self._call(observation.job, more)
@@ -178,10 +181,11 @@ class Reconciler:
         self._attempts[key] = plan.status.attempt
         return plan, now, Rows.of(plan.actions)
 
-    async def _see_the_end(self, seen: Observation, attempt: AttemptStatus) -> Observation:
-        """The same job once the attempt's ranks have ended, which they were asked to, or after a moment."""
-        key, members = seen.job.key, [member.worker for member in attempt.members]
-        await self._agents.stopped(key, attempt.number, members, END_SECONDS)
+    async def _see_the_end(self, seen: Observation, attempt: int, asked: list[str]) -> Observation:
+        """The same job once the ranks of the workers that were asked to stop them have ended, or after a
+        moment. The lost are not asked, and not waited for."""
+        key = seen.job.key
+        await self._agents.stopped(key, attempt, asked, END_SECONDS)
         return await observe(self._cluster, self._agents, seen.job, seen.problems, self._refusals.get(key))
 
     async def _observe(self, key: str) -> Observation | None:
@@ -211,6 +215,7 @@ class Reconciler:
         if not wait:
             self._others.pop(job.key, None)
             return False
+        self._moving.discard(job.key)
         self.queue.add_after(job.key, wait, routine=True)
         if self._others.get(job.key) != job.status.operator:
             self._others[job.key] = job.status.operator
@@ -243,7 +248,7 @@ class Reconciler:
     def _progressed(self, key: str) -> None:
         """Progress is for status, and waits with it: of many reports in the meantime the newest counts. That
         an attempt has done its first step is told earlier."""
-        wait = status_seconds(self._settings.status_seconds, len(self._uids)) * PROGRESS_SHARE
+        wait = self._settings.status_seconds * PROGRESS_SHARE
         if key in self._moving:
             wait = max(wait, self._write_due(key) - self._clock.now())
         self.queue.add_after(key, wait, routine=True)
@@ -269,7 +274,8 @@ class Reconciler:
             return
         try:
             job = await self._cluster.job(key)
-        except SpecError:
+        except ResumableError as error:
+            _raise_if_fatal(error)
             return  # told by its pass
         endpoint = endpoint_of(self._cluster, job, worker) if job is not None else None
         if job is not None and endpoint is not None and self._uids.get(key) == job.uid:
@@ -333,7 +339,7 @@ class Reconciler:
         await self._settings.moment("write")
         stored = await self._cluster.write_status(job, plan.status)
         share = share_of_interval(job.key) if plan.must_write else 1.0
-        interval = status_seconds(self._settings.status_seconds, len(self._uids))
+        interval = status_seconds(self._settings.status_seconds, len(self._moving))
         self._write_due_at[job.key] = now + share * interval
         folded = self._agents.consume(job.key, plan.status.cursors)
         if folded:
@@ -481,8 +487,12 @@ class Reconciler:
 
 
 def status_seconds(wanted: float, jobs: int) -> float:
-    """Between two writes of a job that have no reason: a large fleet writes each status less often, so that
-    recoveries find an API server that has time for them."""
+    """Between two writes of a job that have no reason: a very large fleet writes each status less often, so
+    that recoveries find an API server that has time for them.
+
+    Args:
+        jobs: that train. Others have nothing to write now and then.
+    """
     return max(wanted, jobs / ROUTINE_WRITES_A_SECOND)
 
 

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from one_job import KEY, STOP, World, plan, running
+from one_job import KEY, SPEC, STOP, World, plan, running, until
 
 from resumable_operator.agent_client import Endpoint
 from resumable_operator.cluster.port import Change
-from resumable_operator.decide.actions import CreateWorker, Plan, SendRequest
+from resumable_operator.decide.actions import CreateWorker, Plan, SendAssignment, SendRequest
+from resumable_operator.decide.assign import checkpoint_config, limits
 from resumable_operator.decide.observation import Worker
+from resumable_operator.errors import FatalError, RetryableError
 from resumable_operator.model import AttemptStatus, JobStatus
 from resumable_operator.reconcile import SOON_SECONDS
-from resumable_training.contract.assignment import Request
+from resumable_training.contract.assignment import Assignment, Request
 
+ASSIGNMENT = Assignment(
+    job=KEY,
+    job_uid="uid",
+    attempt=2,
+    digest="",
+    worker="w-0-1",
+    members=(),
+    master_address="",
+    master_port=0,
+    high_water_samples=0,
+    limits=limits(SPEC),
+    checkpoint=checkpoint_config(SPEC, JobStatus()),
+)
 NEWCOMER = Worker("w-1-2", 1, 2, "running", address="127.0.0.1", agent_port=1)
 
 
@@ -64,6 +80,50 @@ async def test_an_end_that_is_over_at_once_is_written_once(world: World) -> None
     assert len(world.seen) == 2
 
 
+async def test_a_member_that_is_slow_to_stop_gets_its_assignment_when_it_has(world: World) -> None:
+    """What the second decision sends to it is not begun while the stop is under way, and not forgotten,
+    also when that is answered before the pass is over."""
+    assert world.cluster.stored is not None
+    world.cluster.stored = replace(world.cluster.stored, status=JobStatus(attempt=attempt("running")))
+    world.agents.mute["w-0-1"] = asyncio.Event()
+    world.plans = [
+        Plan(JobStatus(step=1, attempt=attempt("ending")), (STOP,), "begun", must_write=True),
+        Plan(JobStatus(step=2, attempt=attempt("forming", 2)), (SendAssignment(ASSIGNMENT),), "", True),
+    ]
+    reconciler = world.reconciler(relist_seconds=3600.0)
+    task = asyncio.create_task(reconciler.run())
+    try:
+        await until(lambda: "write step 2" in world.cluster.done)
+        world.agents.mute["w-0-1"].set()
+        await until(lambda: bool(world.agents.assigned))
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_who_is_not_asked_to_stop_is_not_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost member will not say that its ranks have ended, and its stream may not have broken yet."""
+    assert world.cluster.stored is not None
+    world.cluster.stored = replace(world.cluster.stored, status=JobStatus(attempt=attempt("running")))
+    awaited: list[str] = []
+
+    async def stopped(_key: str, _attempt: int, workers: Iterable[str], _seconds: float) -> None:
+        awaited.extend(workers)
+
+    monkeypatch.setattr(world.agents, "stopped", stopped)
+    members = [
+        {"worker": name, "place": place, "incarnation": 1, "address": "a", "agent_port": 1}
+        | {"first_rank": place, "ranks": 1}
+        for place, name in enumerate(("w-0-1", "w-1-1"))
+    ]
+    ending = AttemptStatus.model_validate({"number": 1, "state": "ending", "members": members})
+    world.plans = [Plan(JobStatus(step=1, attempt=ending), (STOP,), "begun", must_write=True)]
+    await world.reconciler().step(KEY)
+    assert awaited == ["w-0-1"]
+
+
 async def test_an_end_that_takes_its_time_is_looked_at_once_a_pass(world: World) -> None:
     """Its beginning was written: nothing is decided anew between stopping and the next write."""
     assert world.cluster.stored is not None
@@ -99,3 +159,19 @@ async def test_a_newcomer_is_met_by_the_watch(
     await running(reconciler, world, 2)
     await asyncio.sleep(0)
     assert [(key, endpoint.worker) for key, endpoint in found] == ([(KEY, "w-1-2")] if met else [])
+
+
+async def test_a_newcomer_that_cannot_be_met_breaks_no_watch(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API server may not answer for now; its pass will tell. What only a person can mend is raised."""
+    reconciler = world.reconciler()
+    errors: list[Exception] = [RetryableError("timeout"), FatalError("forbidden")]
+
+    async def job(_key: str) -> None:
+        raise errors.pop(0)
+
+    monkeypatch.setattr(world.cluster, "job", job)
+    await reconciler._meet(Change(KEY, "worker", NEWCOMER))
+    with pytest.raises(FatalError):
+        await reconciler._meet(Change(KEY, "worker", NEWCOMER))

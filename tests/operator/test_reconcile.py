@@ -35,6 +35,8 @@ from resumable_training.contract.assignment import Assignment, Request
 from resumable_training.contract.codec import to_plain
 from resumable_training.contract.events import Event, RankExit
 
+MOVING = AttemptStatus(number=1, state="running", first_step_at=1.0)
+
 
 @pytest.fixture
 def world() -> World:
@@ -112,7 +114,7 @@ async def test_first_small_change_waits_a_share(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("jobs", "seconds"), [(0, 30.0), (1, 30.0), (600, 30.0), (1000, 50.0), (6000, 300.0)]
+    ("jobs", "seconds"), [(0, 30.0), (1, 30.0), (1000, 30.0), (1200, 30.0), (2400, 60.0)]
 )
 def test_a_large_fleet_writes_less_often(jobs: int, seconds: float) -> None:
     """So that its routine takes a bounded part of an API server."""
@@ -122,17 +124,35 @@ def test_a_large_fleet_writes_less_often(jobs: int, seconds: float) -> None:
 async def test_how_often_is_written_follows_from_the_jobs_there_are(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of those that were looked at; here one is very many."""
+    """Of those that train; here one is very many."""
     monkeypatch.setattr("resumable_operator.reconcile.ROUTINE_WRITES_A_SECOND", 0.01)
     reconciler = world.reconciler(status_seconds=30.0)
-    world.plans = [plan(step=step) for step in range(1, 4)]
-    for _ in range(2):
+    waits = [Plan(JobStatus(step=step), (), "it waits", False) for step in (1, 2)]
+    trains = [Plan(JobStatus(step=step, attempt=MOVING), (), "it trains", False) for step in range(3, 7)]
+    world.plans = waits + trains
+    for _ in range(5):
         await reconciler.step(KEY)
         world.clock.time += 60.0
-    assert world.cluster.done == ["write step 1"]
+    assert world.cluster.done == ["write step 1", "write step 2", "write step 3", "write step 4"]
     await reconciler.step(KEY)
-    assert world.cluster.done == ["write step 1", "write step 3"]
+    assert world.cluster.done[4:] == ["write step 6"]
     reconciler.queue.close()
+
+
+async def test_a_first_step_is_told_early_in_any_fleet(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many other jobs train."""
+    monkeypatch.setattr("resumable_operator.reconcile.ROUTINE_WRITES_A_SECOND", 0.001)
+    reconciler = world.reconciler(status_seconds=0.06)
+    reconciler._moving.update(f"ns/other-{number}" for number in range(10))
+    world.agents._on_progress(KEY)
+    assert await asyncio.wait_for(reconciler.queue.get(), 5) == KEY
+    reconciler.queue.close()
+
+
+def test_some_of_those_who_work_do_routines_beside_news(world: World) -> None:
+    """A part of them, and two at least."""
+    parts = [world.reconciler(jobs_at_once=number).queue.routines_beside_news for number in (4, 16, 40)]
+    assert parts == [2, 4, 10]
 
 
 def test_jobs_write_at_different_times() -> None:
@@ -393,8 +413,7 @@ async def test_progress_waits_for_the_next_write(world: World) -> None:
 async def test_progress_of_a_job_that_moves_waits_for_its_status(world: World) -> None:
     """After an attempt's first step, which is told soon, a pass for progress before the next write is for
     nothing; it is a routine, too."""
-    moving = AttemptStatus(number=1, state="running", first_step_at=1.0)
-    world.plans = [Plan(JobStatus(attempt=moving), (), "because", must_write=True)]
+    world.plans = [Plan(JobStatus(attempt=MOVING), (), "because", must_write=True)]
     reconciler = world.reconciler(status_seconds=0.5)
     await reconciler.step(KEY)
     loop = asyncio.get_running_loop()
