@@ -5,11 +5,12 @@ import json
 import lzma
 import random
 import string
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 from statuses import NOW, any_status, large_status
 from world import World
 
@@ -26,6 +27,7 @@ from resumable_operator.stored import LONGEST_TEXT, PACK_ABOVE, from_stored, to_
 from resumable_operator.times import LAST_SECOND, rfc3339, seconds_of
 
 SIZE_LIMIT = 64 * 1024
+ALWAYS_THERE = {"phase", "attempt.state"}
 MEMBER = MemberStatus(
     worker="train-0-1", place=0, incarnation=1, address="10.0.0.1", agent_port=8470, first_rank=0, ranks=1
 )
@@ -338,6 +340,36 @@ def test_times_outside_the_calendar_are_refused(seconds: float) -> None:
     """They are an error of ours."""
     with pytest.raises(ValueError):
         rfc3339(seconds)
+
+
+def defaults(model: type[BaseModel], path: str = "") -> dict[str, Any]:
+    """Those that are not nothing, by path in the stored form; of conditions all is stored."""
+    found: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        here = f"{path}{field.serialization_alias or field.alias or name}"
+        if here == "conditions":
+            continue
+        for below in (field.annotation, *get_args(field.annotation)):
+            if isinstance(below, type) and issubclass(below, BaseModel):
+                found |= defaults(below, f"{here}.")
+        if not isinstance(field.default, BaseModel) and field.get_default(call_default_factory=True):
+            found |= {here: field.default} if not field.is_required() else {}
+    return found
+
+
+def test_what_is_left_out_is_nothing_but_for_what_the_docs_name() -> None:
+    """Whoever reads a status must know what is meant by what is not there."""
+    assert {path: value for path, value in defaults(JobStatus).items() if path not in ALWAYS_THERE} == {
+        "interruptions.restored": True,
+        "interruptions.committed": True,
+        "lastInterruption.restored": True,
+        "lastInterruption.committed": True,
+        "attempt.evidence.primary": True,
+        "attempt.left.primary": True,
+        "restartSeconds": 10.0,
+        "ledger.openPhase": "queued",
+        "ledger.controlPhase": "starting",
+    }
 
 
 def test_conditions_have_the_form_of_kubernetes() -> None:
