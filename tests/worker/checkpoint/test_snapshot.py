@@ -14,6 +14,7 @@ from torch import nn
 
 from resumable_training.checkpoint import TrainingState, snapshot
 from resumable_training.checkpoint.cargo import Small
+from resumable_training.checkpoint.state import Content
 
 
 class Kinds(nn.Module):
@@ -275,6 +276,39 @@ def test_small_values_lie_one_after_another(running: tuple[TrainingState, Taken,
     ]
     assert different == ["optimizer.param_groups.0.lr"]
     assert all(isinstance(small, Small) for small in changed.smalls)
+
+
+class Stored(nn.Module):
+    """Its state dict has a view of the parameter, of the same shape at the same place."""
+
+    def __init__(self, view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64))
+        self.view = view
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return {key: self.view(value) for key, value in super().state_dict(*args, **kwargs).items()}
+
+
+@pytest.mark.parametrize(
+    ("view", "is_live"),
+    [
+        (torch.Tensor.detach, True),
+        (torch.Tensor.t, False),
+        (torch.Tensor.conj, False),
+        (torch._neg_view, False),
+    ],
+)
+def test_a_view_that_reads_the_same_memory_in_another_way_is_not_the_live_value(
+    view: Callable[[torch.Tensor], torch.Tensor], is_live: bool
+) -> None:
+    """The state dict is asked each time."""
+    state = TrainingState({"model": Stored(view)}, {})
+    values, finder, lost = snapshot.collect(Content(state, {}, {}), 0)
+    assert (finder is not None, lost) == ((True, "") if is_live else (False, "model.weight"))
+    if finder is not None:
+        found = dict(zip(finder.keys, finder.find(state), strict=True))
+        assert torch.equal(found["model.weight"], values.tensors["model.weight"])
 
 
 def test_sharded_tensors_that_change(tmp_path: Path) -> None:

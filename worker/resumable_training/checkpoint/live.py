@@ -222,11 +222,16 @@ def _alike(live: Any, value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         if not isinstance(live, torch.Tensor) or isinstance(live, DTensor) != isinstance(value, DTensor):
             return False
-        mine, its = local(live), local(value)
-        return mine.shape == its.shape and mine.dtype == its.dtype and mine.data_ptr() == its.data_ptr()
+        return _looks(local(live)) == _looks(local(value))
     if isinstance(live, Names):
         return True
     return type(live) is type(value) and bool(live == value)
+
+
+def _looks(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Two with the same hold the same, element for element, whatever their memory holds."""
+    bits = tensor.is_conj(), tensor.is_neg()  # which conjugate, or negate, what lies there
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), bits
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
