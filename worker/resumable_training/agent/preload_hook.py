@@ -328,17 +328,17 @@ def fork_ranks(count: int, directory: str) -> Tuple[Optional[int], List[int]]:
         os.close(write)
         raise
     if between == 0:
-        os.setsid()  # ranks are out of the parent's group before anybody is told of them
-        os.close(read)
-        for number in range(count):
-            try:
+        try:
+            os.setsid()  # ranks are out of the parent's group before anybody is told of them
+            os.close(read)
+            for number in range(count):
                 pid = os.fork()
-            except OSError:
-                os._exit(1)
-            if pid == 0:
-                os.close(write)
-                return number, []
-            os.write(write, b"%d\n" % pid)
+                if pid == 0:
+                    os.close(write)
+                    return number, []
+                os.write(write, b"%d\n" % pid)
+        except BaseException:  # noqa: BLE001 - whatever it is, this must not go on as another parent
+            os._exit(1)
         os._exit(0)
     os.close(write)
     os.waitpid(between, 0)
