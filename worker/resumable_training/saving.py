@@ -63,6 +63,8 @@ class Engine(Protocol):
         durable_seconds: float | None,
     ) -> bool: ...
 
+    def drop_held(self) -> None: ...
+
     @property
     def copy_seconds(self) -> float | None: ...
 
@@ -429,7 +431,11 @@ class Saver:
         self._engine.close()
 
     def leave(self) -> None:
-        """As ``close``, after a loop that was left early: other ranks may not be here."""
+        """As ``close``, after a loop that was left early: other ranks may not be here.
+
+        Such an end is no crash, and what is saved is what the script wanted saved.
+        """
+        self._engine.drop_held()
         self._engine.land(LEAVE_SECONDS)
 
     def fail(self, code: int) -> None:
@@ -437,7 +443,10 @@ class Saver:
 
         Under an agent its writer stores on, and nobody may wait; elsewhere the writer ends with this process.
         There a lost peer's writer is gone, too, or the peer has waited itself.
+        After a loss that is no number copies made since may hold what led to it: only saves count.
         """
+        if code == exitcodes.NUMERIC:
+            self._engine.drop_held()
         if env.KEEPER in os.environ:
             self._engine.hand_over(_HAND_OVER_SECONDS)
             return

@@ -29,8 +29,8 @@ class Death:
 
     ``copies``: ranks that make the last copy; None: all. ``moment``: at which the victim dies, or its writer
     after it. ``kills``: who is killed where no moment does it; nobody: it ends well. ``then``: what is done
-    after the last copy: "copy" or "save" one step more, "save anew", at which a moment counts, or "block" the
-    place where the copy would be stored.
+    after the last copy: "copy" or "save" one step more, "save anew", at which a moment counts, "drop", by
+    the victim, of what it holds, or "block" the place where the copy would be stored.
     ``lands``: whether the last copy is to become a checkpoint. ``saves``: whether it began with a save.
     """
 
@@ -141,6 +141,8 @@ class Life:
             self.train()
             self.note.unlink(missing_ok=True)
             begin(self.engine, self.state, self.step, self.rank, anew=True)
+        elif then == "drop" and self.rank == self.death.victim:
+            self.engine.drop_held()
         elif then == "block":
             Path(self.root, checkpoint_name(self.step, self.attempt)).mkdir(exist_ok=True)
 

@@ -58,6 +58,9 @@ def test_what_is_copied_over_is_not_held(copy: Copy) -> None:
     copy.arena.seal()
     assert copy.found() is None
     copy.hold(step=2)
+    copy.letter.clear()
+    assert copy.found() is None
+    copy.hold(step=2)
     os.ftruncate(copy.arena.descriptor, 0)  # given back, for a larger one
     assert copy.found() is None
 

@@ -30,6 +30,8 @@ BETWEEN_STEPS = [
     Death("rank 1, which has another writer", lands=True, kills=BOTH, then="copy"),
     Death("rank 0, which has another writer", lands=True, victim=0, kills=BOTH, then="copy"),
     Death("rank 1 after a save that is newer", lands=False, then="save"),
+    Death("rank 1, which drops what it holds", lands=False, then="drop"),
+    Death("rank 0, which drops what it holds", lands=False, victim=0, then="drop"),
     Death("rank 0 where nothing can be stored", lands=False, victim=0, then="block"),
     Death("rank 1 before any save", lands=False, copies=(0,), saves=False),
     Death("rank 1 before any save, with copies", lands=True, saves=False),

@@ -11,7 +11,7 @@ import pytest
 
 from resumable_training.checkpoint.errors import StorageUnavailable
 from resumable_training.checkpoint.reports import SaveReport
-from resumable_training.contract import env, rankwire
+from resumable_training.contract import env, exitcodes, rankwire
 from resumable_training.contract.assignment import CheckpointConfig
 from resumable_training.saving import Saver
 
@@ -29,12 +29,19 @@ class Engine:
         self.copied: list[int] = []
         self.copy_seconds: float | None = 0.0
         self.told_durable: list[float | None] = []
+        self.dropped = 0
 
     def copy(self, state: Any, *, step: int, durable_seconds: float | None, **_: Any) -> bool:
         self.told_durable.append(durable_seconds)
         if self.flight is None:
             self.copied.append(step)
         return self.flight is None
+
+    def drop_held(self) -> None:
+        self.dropped += 1
+
+    def hand_over(self, seconds: float) -> None:
+        pass
 
     @property
     def busy(self) -> bool:
@@ -289,6 +296,23 @@ def test_ranks_that_stay_unlike_fail_the_last_save(stays_unlike: Engine) -> None
     with pytest.raises(StorageUnavailable, match="of step 1, failed: rank 1 holds others"):
         saver.commit()
     assert engine.begun == [1, 1]
+
+
+@pytest.mark.parametrize("keeper", [True, False])
+def test_a_copy_counts_after_crashes_only(
+    engine: Engine, keeper: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after a loss that is no number, nor where the script has left its loop."""
+    monkeypatch.setenv(env.KEEPER, "somewhere")
+    if not keeper:
+        monkeypatch.delenv(env.KEEPER)
+    monkeypatch.setattr(engine, "land", lambda seconds: None)
+    saver, _ = started(engine, every_steps=100)
+    for code, dropped in ((1, 0), (exitcodes.PEER_LOST, 0), (exitcodes.NUMERIC, 1), (exitcodes.STORAGE, 1)):
+        saver.fail(code)
+        assert engine.dropped == dropped
+    saver.leave()
+    assert engine.dropped == 2
 
 
 @pytest.mark.parametrize("closed", [True, False], ids=["closed", "broken pipe"])

@@ -218,6 +218,12 @@ class AsynchronousSaver:
         self._hold_when_copied()
         return True
 
+    def drop_held(self) -> None:
+        """What was copied between saves is not to be stored; a save in flight is none of it."""
+        self._to_hold = None
+        if self._letter is not None:
+            self._letter.clear()
+
     def _why_no_copies(self) -> str:
         if self._synchronous is not None:
             return "saves are not asynchronous here"

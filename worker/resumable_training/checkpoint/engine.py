@@ -397,6 +397,10 @@ class CheckpointEngine:
         assert self._record is not None, "restore comes before the first copy"
         return self._saver.copy(self._task(state, step, samples, shared, per_rank), durable_seconds)
 
+    def drop_held(self) -> None:
+        """Copies between saves are not to be stored; those of all ranks go, as they need all of them."""
+        self._saver.drop_held()
+
     @property
     def copy_seconds(self) -> float | None:
         """What the newest copy took; None: there was none."""

@@ -38,6 +38,10 @@ class Letter:
         os.ftruncate(self.descriptor, sent)
         moment("hold.written")
 
+    def clear(self) -> None:
+        """Nothing is held any more."""
+        os.ftruncate(self.descriptor, 0)
+
     def close(self) -> None:
         os.close(self.descriptor)
 
