@@ -56,6 +56,18 @@ def test_many_that_are_another_users_do_not_fill_the_disk(
     assert left == [name(step, 1) for step in (10, 20, 30, 40, 80, 90)]
 
 
+def test_what_is_urgent_does_not_wait_for_all_of_them(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one at which it is asked to stop is finished, and the next sweep goes on."""
+    tried = refuse(store, monkeypatch)
+    sweeper = Sweeper(store)
+    assert sweeper.sweep(3, None, stop=lambda: len(tried) == 2) == ""
+    assert (len(tried), len(list(store.root.glob("step-*")))) == (2, 7)
+    assert sweeper.sweep(3, None) == ""
+    assert len(list(store.root.glob("step-*"))) == 3
+
+
 def test_a_store_in_trouble_is_left_alone(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next save does not wait for one time-out after the other."""
     tried = refuse(store, monkeypatch, *(name(step, 1) for step in range(10, 100, 10)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from resumable_training.checkpoint import documents
 from resumable_training.checkpoint.errors import CheckpointError
@@ -32,6 +32,7 @@ class Sweeper:
         in_flight: Collection[str] = (),
         *,
         short: bool = False,
+        stop: Callable[[], bool] = lambda: False,
     ) -> str:
         """Delete; why not everything could be deleted, or "".
 
@@ -39,6 +40,7 @@ class Sweeper:
         ``short``: this save has failed, perhaps for want of room. When the one before had, too, what older
         attempts were cut off in goes as well, be it newer than all good ones. Not at the first of such looks,
         as a marker may be seen late.
+        ``stop``: asked before each, whether there is something better to do; the next sweep deletes the rest.
         """
         failures: list[str] = []
         lost = 0.0
@@ -46,6 +48,8 @@ class Sweeper:
             self._dead = set()
         try:
             for name in self._doomed(keep_last, keep_every_steps, in_flight, short):
+                if stop():
+                    break
                 began = time.monotonic()
                 failed = self._delete(name)
                 failures += failed

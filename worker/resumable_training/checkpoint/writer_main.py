@@ -148,7 +148,10 @@ class Writer:
         self._land(outcome)
         if self._rank == 0 and not self._is_orphan():  # else it would keep the next attempt waiting
             note = self._sweeper.sweep(
-                message["keep_last"], message["keep_every_steps"], short=_may_want_room(outcome)
+                message["keep_last"],
+                message["keep_every_steps"],
+                short=_may_want_room(outcome),
+                stop=self._is_orphan,  # it holds a copy, perhaps, that must be stored in time
             )
             if note:
                 self._say(kind="warning", message=note)
