@@ -63,6 +63,9 @@ class Engine(Protocol):
         durable_seconds: float | None,
     ) -> bool: ...
 
+    @property
+    def can_copy(self) -> bool: ...
+
     def drop_held(self) -> None: ...
 
     @property
@@ -97,6 +100,7 @@ class Saver:
         self._measured_durable: float | None = None
         self._measured_copy: float | None = None
         self._copies = 0
+        self._can_copy = True  # as far as is known
         self._copy_every = 0  # steps; 0: no copies in memory. The same on all ranks
         self._saved_at = time.monotonic()
         self._next = schedule.Announcement(schedule.NEVER, 0)
@@ -119,7 +123,7 @@ class Saver:
         self.poll()
         if self._session.step >= self._next.meet_at and self._meet():
             self._begin()
-        elif self._copy_every and self._session.step % self._copy_every == 0:
+        elif self._can_copy and self._copy_every and self._session.step % self._copy_every == 0:
             self._copy()
 
     def poll(self) -> None:
@@ -260,6 +264,7 @@ class Saver:
             durable_seconds=self._measured_durable,
         )
         session.clock.enter(before)
+        self._can_copy = done or self._engine.can_copy
         self._copies += done
         whole = self._engine.copy_seconds  # of the newest one that is; GPUs may still be at this one
         if done and self._copies > 1 and whole is not None:  # the first one plans, and takes memory

@@ -131,6 +131,7 @@ def test_no_copies_where_nobody_would_store_them(
     assert not engine.copy(state, step=1, samples=8, shared={}, per_rank={})
     assert f"no copies are held in memory between saves: {why}" in job.warnings[-1]
     assert engine.copy_seconds is None
+    assert not engine.can_copy
     save(engine, 2, state)
     assert engine.close().step == 2  # type: ignore[union-attr]
     assert job.resume_points == ["step-00000002.1"]

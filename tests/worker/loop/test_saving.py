@@ -29,13 +29,15 @@ class Engine:
         self.copied: list[int] = []
         self.copy_seconds: float | None = 0.0
         self.told_durable: list[float | None] = []
+        self.can_copy = True
         self.dropped = 0
 
     def copy(self, state: Any, *, step: int, durable_seconds: float | None, **_: Any) -> bool:
         self.told_durable.append(durable_seconds)
-        if self.flight is None:
-            self.copied.append(step)
-        return self.flight is None
+        if self.flight is not None or not self.can_copy:
+            return False
+        self.copied.append(step)
+        return True
 
     def drop_held(self) -> None:
         self.dropped += 1
@@ -195,6 +197,15 @@ def test_copies_are_made_between_saves_and_count_for_nothing(engine: Engine) -> 
     assert saver.last_step == 4
     assert engine.told_durable == [None, None, None, None, None, 0.07, 0.07]
     assert saver._measured().blocking_seconds == 0.003
+
+
+def test_where_nothing_can_be_held_it_is_tried_once(engine: Engine) -> None:
+    """The engine says so then, and nothing is collected again for what it would not take."""
+    saver, session = started(engine, every_steps=100, memory_every_steps=1)
+    engine.can_copy = False
+    for _ in range(5):
+        session.step_once(saver)
+    assert (engine.copied, len(engine.told_durable)) == ([], 1)
 
 
 def test_copies_come_at_multiples_of_their_steps(engine: Engine) -> None:

@@ -219,10 +219,13 @@ class AsynchronousSaver:
         return True
 
     def drop_held(self) -> None:
-        """What was copied between saves is not to be stored; a save in flight is none of it."""
         self._to_hold = None
         if self._letter is not None:
             self._letter.clear()
+
+    @property
+    def can_copy(self) -> bool:
+        return not self._why_no_copies()
 
     def _why_no_copies(self) -> str:
         if self._synchronous is not None:

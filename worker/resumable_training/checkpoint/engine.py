@@ -397,6 +397,11 @@ class CheckpointEngine:
         assert self._record is not None, "restore comes before the first copy"
         return self._saver.copy(self._task(state, step, samples, shared, per_rank), durable_seconds)
 
+    @property
+    def can_copy(self) -> bool:
+        """False: ``copy`` will never hold anything here, and need not be asked again."""
+        return self._saver.can_copy
+
     def drop_held(self) -> None:
         """Copies between saves are not to be stored; those of all ranks go, as they need all of them."""
         self._saver.drop_held()

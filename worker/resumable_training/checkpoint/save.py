@@ -85,6 +85,14 @@ class Saver(Protocol):
         """From the call to where it was whole, of the newest copy that is."""
         ...
 
+    @property
+    def can_copy(self) -> bool:
+        """False: no copy will ever be held."""
+        ...
+
+    def drop_held(self) -> None:
+        """What was copied between saves is not to be stored; a save in flight is none of it."""
+
     def poll(self) -> SaveReport | None:
         """The final report of a save that began earlier, once; does not wait. Raises Superseded."""
         ...
@@ -147,6 +155,13 @@ class SynchronousSaver:
 
     def copy(self, task: SaveTask, durable_seconds: float | None = None) -> bool:
         return False
+
+    @property
+    def can_copy(self) -> bool:
+        return False
+
+    def drop_held(self) -> None:
+        return None
 
     def poll(self) -> SaveReport | None:
         return None
