@@ -34,8 +34,9 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf --mount=type=secret,id=
 FROM ${PYTHON_IMAGE} AS base
 RUN groupadd --gid 1000 resumable \
     && useradd --no-log-init --create-home --uid 1000 --gid 1000 resumable
-# The official images leave out the standard library's bytecode, and pods can't keep what they compile.
-RUN python -m compileall -q --invalidation-mode checked-hash \
+# The official images leave out the standard library's bytecode, and pods can't keep what they compile. Also (-f)
+# what Python itself has kept by then, with its source's time.
+RUN python -m compileall -f -q --invalidation-mode checked-hash \
     -x '/(site-packages|dist-packages|test|tests|lib2to3|idlelib)/' \
     "$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
 ENV PATH=/opt/venv/bin:$PATH \
