@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from engine_job import Job, make_state, save
 from hypothesis import given
 from hypothesis import strategies as st
@@ -116,6 +117,32 @@ def test_a_copy_becomes_whole_before_the_next_one(
     assert len(made) >= 3
     assert written[: len(made) - 1] == made[:-1]
     engine.close()
+
+
+def test_a_writer_that_deletes_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets a new plan, which may be long, when it listens again; until then nothing is held."""
+    monkeypatch.setenv(env.KEEPER, str(tmp_path / "nobody"))
+    engine, state = Job(tmp_path / "store", host="127.0.0.1").engine(1), make_state(1.0)
+    engine.restore(make_state())
+
+    def copy(state: Any, step: int) -> bool:
+        return engine.copy(state, step=step, samples=step * 8, shared={}, per_rank={})
+
+    eventually(lambda: copy(state, 1))
+    saver: Any = engine._saver
+    sent: list[bool] = []
+    send_plan = saver._send_plan
+    monkeypatch.setattr(saver, "_send_plan", lambda: sent.append(saver._busy) or send_plan())
+    saver._busy = True  # at retention
+    assert copy(state, 2)
+    state.modules["model"].register_buffer("more", torch.zeros(3))
+    assert not copy(state, 3)
+    assert not copy(state, 4)
+    saver._busy = False
+    assert copy(state, 5)
+    assert sent == [False]
+    save(engine, 6, state)
+    assert engine.close().ok  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("free", "why"), [(0, "saves are not asynchronous"), (None, "no agent would")])

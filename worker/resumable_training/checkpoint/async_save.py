@@ -89,6 +89,7 @@ class AsynchronousSaver:
         self._letter: Letter | None = None  # from the first copy to hold on
         self._stands_by = False  # the writer has it, and would be missed by that of rank 0
         self._to_hold: Message | None = None  # copied, but for GPUs that may be at it
+        self._plan_is_due = False  # what was copied was planned anew, and the writer does not know
         self._copy_started = 0.0
         self.copy_seconds: float | None = None
         self._last: SaveReport | None = None
@@ -210,7 +211,10 @@ class AsynchronousSaver:
             smalls, is_new = self._snapshot.take(task.content)
         except (Unsupported, OSError):
             return False  # the next save says so, and ranks hear of it
-        if is_new:
+        self._plan_is_due |= is_new
+        if self._plan_is_due and self._busy:
+            return False  # the writer, which deletes, hears nothing now, and a long plan would wait for it
+        if self._plan_is_due:
             self._send_plan()
         number = meeting.flight_number(self._saves, task.manifest.step)
         letter = {"at": self._copy_started, "durable": durable_seconds or 0.0}
@@ -287,7 +291,7 @@ class AsynchronousSaver:
 
     def _ship(self, task: SaveTask, smalls: list[cargo.Small], is_new: bool) -> None:
         assert self._flight is not None
-        if is_new:
+        if is_new or self._plan_is_due:
             self._send_plan()
         self._flight.message = _message(task, self._flight.number, smalls)
         self._send_when_copied()
@@ -323,6 +327,7 @@ class AsynchronousSaver:
         assert arena is not None
         assert plan is not None
         assert self._process is not None
+        self._plan_is_due = False
         try:
             self._process.send({"kind": "arena", "bytes": arena.bytes}, arena.descriptor)
             items = cargo.to_plain(plan.items)
