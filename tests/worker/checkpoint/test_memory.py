@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,12 @@ from resumable_training.checkpoint import memory
 from resumable_training.checkpoint.arena import SEAL_BYTES, Arena
 from resumable_training.checkpoint.blocks import Blocks
 from resumable_training.checkpoint.cargo import Item, Small, Stored, file_name, store_cargo, to_plain
+from resumable_training.checkpoint.catalog import Item as Entry
+from resumable_training.checkpoint.errors import StorageUnavailable
 from resumable_training.checkpoint.keeper import RankLink
 from resumable_training.checkpoint.local import LocalStore
+from resumable_training.checkpoint.ranks import Ranks
+from resumable_training.checkpoint.read import Reader
 from resumable_training.contract.manifest import FileEntry
 
 NAME = "step-00000010.1"
@@ -153,6 +158,26 @@ def copied_again(copied: Copied) -> None:
 
 def given_back(copied: Copied) -> None:
     os.ftruncate(copied.arena.descriptor, 0)
+
+
+def test_memory_that_is_given_back_under_a_reader_is_another_try(
+    copied: Copied, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look whether it is right and the next one: the attempt has not ended by that."""
+    held = copied.remember()
+    is_right = held.is_right
+
+    def and_gone(place: Any) -> bool:
+        found = is_right(place)
+        given_back(copied)
+        return found
+
+    monkeypatch.setattr(held, "is_right", and_gone)
+    catalog: Any = SimpleNamespace(items=[Entry("model.a", None, None, FILE, 0, copied.entry.bytes)])
+    where = blocks(copied.entry, 8 << 20, copied.entry.blocks)
+    reader = Reader(copied.store, NAME, catalog, where, Ranks(None, 0, 1), held)
+    with pytest.raises(StorageUnavailable, match="it was given back"):
+        reader.peek([0])
 
 
 @pytest.mark.parametrize("spoil", [changed, begun_again, copied_again, given_back])

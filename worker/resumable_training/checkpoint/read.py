@@ -214,9 +214,13 @@ class Reader:
         try:
             take()
         except NotUsable as error:
-            raise StorageUnavailable(f"memory of {self._name}: {error}") from error
+            raise self._gone(error) from error
         if broken := self._memory.broken():  # what was taken may be anything
             raise StorageUnavailable(f"{broken}: its memory was used for something else meanwhile")
+
+    def _gone(self, error: NotUsable) -> StorageUnavailable:
+        """Memory that was right is in use for something else: another try finds it so, and reads storage."""
+        return StorageUnavailable(f"memory of {self._name}: {error}")
 
     def _hand_on(self, wanted: Sequence[Landing], on_one_machine: bool) -> Callable[[], None]:
         """Each rank gets what it needs; what is left for it to do alone, and may fail."""
@@ -412,7 +416,10 @@ class Reader:
         if number in self._staged:
             return self._staged[number][max(0, start - place.at) : stop - place.at]
         low, high = max(start, place.at), min(stop, place.at + place.length)
-        return b"".join(part for _, part in self._memory.parts(place.file, low, high))
+        try:
+            return b"".join(part for _, part in self._memory.parts(place.file, low, high))
+        except NotUsable as error:
+            raise self._gone(error) from error
 
     def _agreed(self, verdict: Verdict) -> Verdict:
         """A mismatch is proof only if every rank reads it: one bad machine must not orphan a checkpoint."""
