@@ -25,6 +25,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from resumable_training.checkpoint import CheckpointEngine, SaveReport, TrainingState
+from resumable_training.checkpoint import engine as engine_module
 from resumable_training.contract.assignment import CheckpointConfig
 
 SECONDS = 120.0
@@ -284,7 +285,7 @@ def _fill(path: str) -> None:
 
 
 def one_bad_rank_run(rank: int, world_size: int, group: Any, root: str) -> list[str]:
-    """One rank's tracked object fails while state is collected, another's while it is loaded."""
+    """One rank fails while state is collected, while a checkpoint is opened, and while it is loaded."""
     state = make_state("ddp", 1, world_size)
     engine = make_engine(root, rank, world_size, group)
     engine.restore(state)
@@ -295,9 +296,18 @@ def one_bad_rank_run(rank: int, world_size: int, group: Any, root: str) -> list[
     state.stateful["scheduler"] = good
     assert save(engine, state, 2, rank).ok
     again = make_engine(root, rank, world_size, group, attempt=2)
+    recall = engine_module.recall
+    if rank == 1:
+        engine_module.recall = _fail  # type: ignore[assignment]
+    opening = error_of(lambda: again.restore(state))
+    engine_module.recall = recall
     if rank == 1:
         state.stateful["scheduler"] = _Broken(saves=True)
-    return [saving, error_of(lambda: again.restore(state))]
+    return [saving, opening, error_of(lambda: again.restore(state))]
+
+
+def _fail(*_: Any) -> None:
+    raise ZeroDivisionError("mine")
 
 
 class _Broken:

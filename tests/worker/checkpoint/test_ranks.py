@@ -125,8 +125,8 @@ def test_disk_full_in_mid_save(real_disk: bool, small_disk: tuple[Path, str | No
 def test_an_error_on_one_rank_reaches_all(tmp_path: Path) -> None:
     """The rank at fault raises its own error, the others say whose it was; nobody waits."""
     found = run_ranks(2, rank_programs.one_bad_rank_run, tmp_path, str(tmp_path / "store"))
-    assert found[1] == ["ZeroDivisionError: mine", "ZeroDivisionError: mine"]
-    assert found[0] == ["PeerFailed: rank 1: mine", "PeerFailed: rank 1: mine"]
+    assert found[1] == ["ZeroDivisionError: mine"] * 3
+    assert found[0] == ["PeerFailed: rank 1: mine"] * 3
 
 
 def test_one_machine_that_reads_wrong_is_no_proof(tmp_path: Path) -> None:

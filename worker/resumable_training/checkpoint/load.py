@@ -99,7 +99,7 @@ class Loader:
         """
         require_whole(look.seen, self._source, self._ranks)
         if self._opened is None:
-            self._open(look.seen)
+            self._open_with_the_others(look.seen)
         saved = self._saved
         saved.told(look.peek)
         moment("load.values")
@@ -133,6 +133,17 @@ class Loader:
         """Raises NotWhole or NoResumePoint for a marker that can't be followed."""
         self._memory = self._recall(seen.manifest)
         self._opened = SavedState(self._source, seen, self._ranks, self._memory)
+
+    def _open_with_the_others(self, seen: Inspection) -> None:
+        """Or fail with them, at what they exchange next: they would wait for it."""
+        try:
+            self._open(seen)
+        except Exception as error:  # noqa: BLE001 - raised again, once the others know
+
+            def fail(why: Exception = error) -> None:
+                raise why
+
+            self._ranks.agree(fail)
 
     def _recognise(self) -> None:
         """Another program's names, once."""
