@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rank_programs import error_of
 from torch import nn
 
 from resumable_training.checkpoint import TrainingState, preflight
@@ -96,6 +99,47 @@ def test_shm_that_is_too_small() -> None:
     there = Shm(1 << 26, 1 << 26)
     assert shm_text(there, 1 << 26) is None
     assert "emptyDir" in str(shm_text(there, (1 << 26) + 1))
+
+
+class OfTwo(Ranks):
+    """One of two ranks, which are threads."""
+
+    def __init__(self, rank: int, both: threading.Barrier, told: dict[int, Any]) -> None:
+        super().__init__(None, rank, 1)
+        self.world_size = 2
+        self.both, self.told = both, told
+
+    def gather(self, value: Any) -> list[Any]:
+        self.told[self.rank] = value
+        self.both.wait(60)
+        found = [self.told[0], self.told[1]]
+        self.both.wait(60)
+        return found
+
+    def first(self, work: Any) -> Any:
+        return self.agree(lambda: work() if self.rank == 0 else None)[0]
+
+
+def test_ranks_that_fail_in_different_ways_all_end(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One with an error of its own says nothing more, and the other does not wait for that."""
+
+    def leave_probe(_: object, claimed: object, rank: int) -> tuple[str, float]:
+        raise ZeroDivisionError("mine") if rank else StoreMisconfigured("not writable")
+
+    monkeypatch.setattr(preflight, "_leave_probe", leave_probe)
+    both, told = threading.Barrier(2), dict[int, Any]()
+
+    def run(rank: int) -> str:
+        ranks = OfTwo(rank, both, told)
+        settings = CheckpointConfig(directory=store.location)
+        return error_of(lambda: preflight.preflight(store, settings, "a/b", ranks, Needs(MUCH)))
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(run, (0, 1))
+    assert first == "StoreMisconfigured: rank 0: not writable; rank 1: mine"
+    assert second == "ZeroDivisionError: mine"
 
 
 class Tied(nn.Module):

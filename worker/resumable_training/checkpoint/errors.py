@@ -26,6 +26,7 @@ class CheckpointError(Exception):
     """Base of all errors of this package."""
 
     exit_code = exitcodes.STORAGE
+    on_all_ranks = True  # False: one of them raised what is no CheckpointError, and has nothing else to say
 
 
 class StorageUnavailable(CheckpointError):

@@ -74,6 +74,8 @@ def preflight(
     try:
         identity, findings = _prove(store, config, owner, ranks, needs)
     except CheckpointUserError as error:
+        if not error.on_all_ranks:
+            _refuse(error, [], config)
         looks = ranks.gather(_look(needs, time.time()))
         _refuse(error, _errors(judge(looks, ranks.first(lambda: _room(store, config)), [])), config)
     if _errors(findings):

@@ -129,7 +129,9 @@ class Ranks:
         if own is not None and not isinstance(own, CheckpointError):
             raise own
         kind = min((BY_NAME.get(failure.kind, PeerFailed) for failure in failures), key=_gravity)
-        raise kind(_text(failures, self.world_size)) from own
+        error = kind(_text(failures, self.world_size))
+        error.on_all_ranks = all(failure.kind in BY_NAME for failure in failures)
+        raise error from own
 
 
 def _padded(data: bytes, size: int) -> torch.Tensor:
