@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from snapshot_programs import Taken, same_as_built, taken
 from torch import nn
 
 from resumable_training.checkpoint import TrainingState, snapshot
+from resumable_training.checkpoint.arena import Arena
 from resumable_training.checkpoint.cargo import Small
 from resumable_training.checkpoint.state import Content
 
@@ -276,6 +278,25 @@ def test_small_values_lie_one_after_another(running: tuple[TrainingState, Taken,
     ]
     assert different == ["optimizer.param_groups.0.lr"]
     assert all(isinstance(small, Small) for small in changed.smalls)
+
+
+@pytest.mark.parametrize("act", ["drop", "grow"])
+def test_memory_is_given_back_when_gpus_have_copied(
+    running: tuple[TrainingState, Taken, list[None]], act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a larger one takes its place: they write into it until then."""
+    state, one, _ = running
+    told: list[str] = []
+    event = SimpleNamespace(query=lambda: False, synchronize=lambda: told.append("copied"))
+    one._snapshot._done.append(event)
+    free = Arena.free
+    monkeypatch.setattr(Arena, "free", lambda arena: (told.append("freed"), free(arena))[1])
+    if act == "drop":
+        one.close()
+    else:
+        state.modules["model"].register_buffer("large", torch.zeros(1 << 20))
+        one.take()
+    assert told == ["copied", "freed"]
 
 
 class Stored(nn.Module):

@@ -179,12 +179,16 @@ class Snapshot:
 
     def drop(self) -> None:
         """Give all memory back: nothing is copied any more."""
-        self._targets, arena, self.arena = [], self.arena, None
-        if arena is not None:
-            arena.free()
+        self._free_arena()
         if self._given is not None:
             give_back(self._given)
             self._given = None
+
+    def _free_arena(self) -> None:
+        self._targets, arena, self.arena = [], self.arena, None
+        if arena is not None:
+            self.await_copied()  # GPUs write where it lies
+            arena.free()
 
     def take(self, content: Content) -> tuple[list[Small], bool]:
         """Copy everything. The small values, and whether plan or arena are new.
@@ -270,9 +274,7 @@ class Snapshot:
     def _make_arena(self, small_bytes: int) -> None:
         assert self.plan is not None
         if self.arena is not None:
-            self._targets = []
-            self.arena.free()  # first: there is no room for two
-            self.arena = None
+            self._free_arena()  # first: there is no room for two
         size, given = self.plan.bytes + max(_LEAST_SMALL_BYTES, 2 * small_bytes), self._given
         self._given = None
         needed = self.plan.bytes + small_bytes
