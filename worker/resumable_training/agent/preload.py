@@ -308,7 +308,7 @@ class PreloadStarter:
             some, answer = parent.fork(packet)
             forked += some
             if len(some) < len(packet):
-                self._refused(answer)
+                self._refused(answer, len(forked), len(plans))
                 return forked
         if len(forked) < len(plans):
             self._tell("the variables of a rank are more than %d bytes" % REQUEST_BYTES)
@@ -325,14 +325,15 @@ class PreloadStarter:
             self._replace("%s is different in this attempt" % name)
         return not name
 
-    def _refused(self, answer: Dict[str, Any]) -> None:
+    def _refused(self, answer: Dict[str, Any], forked: int, wanted: int) -> None:
         why = answer.get("why", "it has ended")
         if answer.get("lasting"):
             self._give_up("the preloaded parent can't be forked: %s" % why)
         elif not answer or answer.get("again"):
             self._replace("the preloaded parent could not fork: %s" % why)
         else:
-            self._say("no rank could be forked: %s" % why)
+            some = "only %d of %d ranks" % (forked, wanted) if forked else "no rank"
+            self._say("%s could be forked: %s" % (some, why))
 
 
 def _beginning(path: Path, size: int) -> str:

@@ -22,6 +22,7 @@ from resumable_training.agent.ranks import StartedRank, spawn
 VARIABLE = "RESUMABLE_PRELOAD"
 FORK_SECONDS = 2.0  # for the answer to a request; the agent's loop stands still meanwhile
 MORE_FORKS_SECONDS = 0.5  # and for each further rank
+MOST_FORK_SECONDS = 10.0
 PAUSE_SECONDS = 1.5  # between two looks: both were stopped, or only this agent
 MESSAGE_BYTES = 1 << 17
 
@@ -120,12 +121,10 @@ class Parent:
             for _ in requests:
                 outputs.append(os.pipe())
                 gates.append(os.pipe())
-            theirs = [end for (_, output), (gate, _) in zip(outputs, gates) for end in (output, gate)]
-            self.control.settimeout(FORK_SECONDS + MORE_FORKS_SECONDS * (len(requests) - 1))
-            socket.send_fds(self.control, [json.dumps(requests).encode()], theirs)
-            answer = self.hear()
-        except OSError as error:
-            answer = {"kind": "refused", "why": str(error), "again": True}
+        except OSError as error:  # of this process: no fault of the parent
+            answer: Dict[str, Any] = {"kind": "refused", "why": str(error)}
+        else:
+            answer = self._ask(requests, outputs, gates)
         pids = answer.get("pids", ())
         forked = [Forked(pid, output, gate) for pid, (output, _), (_, gate) in zip(pids, outputs, gates)]
         for end in [output for _, output in outputs] + [gate for gate, _ in gates]:
@@ -134,3 +133,22 @@ class Parent:
         for end in unused:  # a rank that nobody knows ends by its gate
             os.close(end)
         return forked, answer
+
+    def _ask(
+        self,
+        requests: Sequence[Dict[str, Any]],
+        outputs: Sequence[Tuple[int, int]],
+        gates: Sequence[Tuple[int, int]],
+    ) -> Dict[str, Any]:
+        theirs = [end for (_, output), (gate, _) in zip(outputs, gates) for end in (output, gate)]
+        try:
+            self.control.settimeout(fork_seconds(len(requests)))
+            socket.send_fds(self.control, [json.dumps(requests).encode()], theirs)
+            return self.hear()
+        except OSError as error:
+            return {"kind": "refused", "why": str(error), "again": True}
+
+
+def fork_seconds(ranks: int) -> float:
+    """How long to wait until a parent has forked so many."""
+    return min(FORK_SECONDS + MORE_FORKS_SECONDS * (ranks - 1), MOST_FORK_SECONDS)
