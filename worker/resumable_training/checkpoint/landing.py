@@ -129,9 +129,14 @@ def _local(place: torch.Tensor) -> list[tuple[Box, torch.Tensor]]:
     from torch.distributed.checkpoint.metadata import MetadataIndex
     from torch.distributed.tensor import DTensor
 
+    from resumable_training.checkpoint.shards import held_in_one_piece
+
     place = place.detach()
     if not isinstance(place, DTensor):
         return [(boxes.box([0] * place.dim(), place.shape), place)]
+    held = held_in_one_piece(place)
+    if held is not None:
+        return [(held, place.to_local())]
     found = []
     sharded: Any = place  # these two are not annotated
     for chunk in sharded.__create_chunk_list__():

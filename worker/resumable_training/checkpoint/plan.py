@@ -17,9 +17,8 @@ import torch
 import xxhash
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from resumable_training.checkpoint import slices
+from resumable_training.checkpoint import shards, slices
 from resumable_training.checkpoint.accord import Agreed, Look, Mesh, Stock
 from resumable_training.checkpoint.boxes import Box
 from resumable_training.checkpoint.cargo import Item
@@ -266,15 +265,16 @@ def _of_shard(key: str, tensor: DTensor, turn: int, twin: int, twins: int) -> Pi
         return []
     index, count = _replica(tensor)
     index, count = twin * count + index, twins * count
-    shape, begin = compute_local_shape_and_global_offset(tensor.shape, mesh, tensor.placements)
+    held = shards.held(tensor)
+    shape, begin = held.sizes, held.offsets
     if tensor.numel() == 0:
         if index or any(coordinate):
             return []  # it is stored once, too
         turn = 0
     elif math.prod(shape) == 0:
         return []  # nothing of it is here
-    part = slices.share_evenly(slices.Tensor(key, tuple(shape), tensor.dtype.itemsize), index, count, turn)
+    part = slices.share_evenly(slices.Tensor(key, shape, tensor.dtype.itemsize), index, count, turn)
     if part is None:
         return []
-    found = slices.boxes(tuple(shape), part.start, part.stop, tensor.dtype.itemsize)
+    found = slices.boxes(shape, part.start, part.stop, tensor.dtype.itemsize)
     return [(box, tuple(a + b for a, b in zip(begin, box.offsets, strict=True))) for box in found]
