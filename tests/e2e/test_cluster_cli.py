@@ -502,9 +502,8 @@ def test_of_a_job_that_really_trained(cluster_run: ClusterRun) -> None:
     run = cluster_run.training(40).create()
     run.finish_exact()
     team = Team(run.plane, run.namespace)
-    page = team.rtj("status", run.name).output
-    assert "train  Succeeded" in page
-    assert "2 pods: 2 succeeded" in page
+    assert "train  Succeeded" in team.rtj("status", run.name).output
+    page = wait_until_told(team, run.name, "2 pods: 2 succeeded")  # which they have after their agents' word
     assert "ranks 1" in page
     assert "no operator" not in page
     line = "resumable_training: no checkpoint yet: starting at step 0\n"
@@ -525,6 +524,18 @@ def test_of_a_job_that_really_trained(cluster_run: ClusterRun) -> None:
     for item in json.loads(team.rtj("report", run.name, "--json").output)["phases"]:
         assert f">{item['seconds']:,.3f}<" in page
     team.await_no_reader()
+
+
+def wait_until_told(team: Team, name: str, words: str) -> str:
+    """The page of its status, when it has them."""
+    pages: list[str] = []
+
+    def told() -> bool:
+        pages.append(team.rtj("status", name).output)
+        return words in pages[-1]
+
+    wait_until(told, SECONDS, f"its status to have {words!r}")
+    return pages[-1]
 
 
 def report_page_without_pods(team: Team, name: str) -> str:

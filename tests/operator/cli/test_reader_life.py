@@ -13,6 +13,7 @@ import pytest
 from fake_session import FakeSession
 
 from resumable_operator.cli import reader_life
+from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.progress import LINES, bytes_bar, read_progress
 from resumable_operator.cli.reader_life import ReaderLife
 from resumable_operator.errors import ClusterRefused, RetryableError
@@ -119,7 +120,8 @@ def test_trouble_is_shown_while_it_lasts() -> None:
 def test_what_ends_it_is_told_and_it_is_deleted(state: Raw | None, words: str) -> None:
     """With what to do about it."""
     api = Pods(RUNS, state)
-    with pytest.raises(RetryableError, match=words):
+    kind = UsageProblem if "Secret" in words else RetryableError  # the only one that names something wrong
+    with pytest.raises(kind, match=words):
         run(api)
     assert not api.there
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,8 +189,10 @@ def test_sigterm_while_it_starts(tmp_path: Path) -> None:
     agent = PodAgent(tmp_path, ("true",), wrapper=AS_PID_1, key_file=str(key))
     agent.process = agent.popen(to_json(agent.spec).decode())
     with agent_ends(agent):
-        writer = wait_until(lambda: _open_for(key), "it reads the key")
+        writer = wait_until(lambda: _open_for(key), "it opens the key")
         try:
+            os.write(writer, b"k")
+            wait_until(lambda: _waits_for_more(writer, agent.agent_pid()), "it reads the key")
             assert agent.kill(signal.SIGTERM) == 143
         finally:
             os.close(writer)
@@ -211,6 +216,13 @@ def _open_for(fifo: Path) -> int | None:
         return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
         return None  # nobody reads
+
+
+def _waits_for_more(fifo: int, pid: int) -> bool:
+    """It has taken what was there, and sleeps: a signal just before that is only seen when it wakes up."""
+    (waiting,) = struct.unpack("i", fcntl.ioctl(fifo, termios.FIONREAD, bytes(4)))
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return waiting == 0 and state == "S"
 
 
 # ---- what a pod may lack -----------------------------------------------------------------------------

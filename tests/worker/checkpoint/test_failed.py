@@ -91,6 +91,6 @@ def test_only_what_may_be_for_want_of_room_makes_room(
     """Ranks that are unlike, or an attempt that was replaced, say nothing of the disk."""
     told: list[bool] = []
     monkeypatch.setattr(rank_0s_writer, "_outcome", lambda message: outcome)
-    monkeypatch.setattr(rank_0s_writer._sweeper, "sweep", lambda *_, short: told.append(short) or "")
+    monkeypatch.setattr(rank_0s_writer._sweeper, "sweep", lambda *_, short, stop: told.append(short) or "")
     rank_0s_writer._on_save({"flight": 1, "name": NAME, "keep_last": 2, "keep_every_steps": None})
     assert told == [short]

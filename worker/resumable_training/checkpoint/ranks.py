@@ -30,6 +30,9 @@ _LENGTH = struct.Struct("<q")
 _FIRST_BYTES = 4096  # of a value, with its length, go in the first collective; only longer ones need a second
 _ROOM = _FIRST_BYTES - _LENGTH.size
 
+# The name of one function, before torch 2.14 and since.
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 @dataclass(frozen=True)
 class _Failure:
@@ -63,7 +66,7 @@ class Ranks:
     def _all_gather(self, mine: bytes, size: int) -> list[bytes]:
         """``size`` bytes of every rank; what a rank does not have of them is filled up."""
         table = torch.empty(self.world_size * size, dtype=torch.uint8)
-        dist.all_gather_into_tensor(table, _padded(mine, size), group=self.group)
+        _gather(table, _padded(mine, size), group=self.group)
         told = table.numpy().tobytes()
         return [told[at : at + size] for at in range(0, len(told), size)]
 
