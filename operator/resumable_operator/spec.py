@@ -8,6 +8,7 @@ Kubernetes a number is no string, and null is the same as nothing. Every field h
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -48,18 +49,20 @@ def _stays_below(path: str) -> str:
     return path
 
 
-def _count_or_auto(value: Any) -> Any:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_RANKS
-    if value != "auto" and not is_count:
-        raise ValueError(f"must be a number from 1 to {MOST_RANKS}, or auto")
-    return value
+def _or_auto(most: int, what: str) -> Callable[[Any], Any]:
+    """A check of a number from 1 to ``most``, or the word auto; ``what``: such a number, in words."""
+
+    def check(value: Any) -> Any:
+        is_count = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
+        if value != "auto" and not is_count:
+            raise ValueError(f"must be {what}, or auto")
+        return value
+
+    return check
 
 
-def _steps_or_auto(value: Any) -> Any:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_STEPS
-    if value != "auto" and not is_count:
-        raise ValueError("must be a number of steps from 1 on, or auto")
-    return value
+_count_or_auto = _or_auto(MOST_RANKS, f"a number from 1 to {MOST_RANKS}")
+_steps_or_auto = _or_auto(MOST_STEPS, "a number of steps from 1 on")
 
 
 def _object_or_auto(value: Any) -> Any:

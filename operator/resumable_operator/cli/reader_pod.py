@@ -46,6 +46,7 @@ _USER_FIELDS = ("runAsUser", "runAsGroup", "supplementalGroups", "seLinuxOptions
 _HOPELESS = ("ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError")
 _NO_START = ("StartError", "ContainerCannotRun")  # of a container that has "terminated" before it began
 _NO_CLAIM = re.compile(r'persistentvolumeclaim "[^"]*" not found')
+_NO_SECRET = re.compile(r'secret "[^"]*" not found|in Secret ')
 _DEFAULT_USER = 1000
 
 
@@ -343,7 +344,7 @@ def _words(reason: object, message: object) -> str:
 _HINTS = (
     (re.compile("ImagePull|InvalidImageName|StartError|ContainerCannotRun"), "--image names another image"),
     (
-        re.compile(r'secret "[^"]*" not found|in Secret '),
+        _NO_SECRET,
         "the Secret must be in the job's namespace, with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     ),
     (
@@ -355,14 +356,9 @@ _HINTS = (
 )
 
 
-_MISNAMED = re.compile(
-    r'InvalidImageName|persistentvolumeclaim "[^"]*" not found|secret "[^"]*" not found|in Secret '
-)
-
-
 def misnamed(text: str) -> bool:
     """Whether a pod can't start for what the command line or the job names, rather than for the cluster."""
-    return bool(_MISNAMED.search(text))
+    return "InvalidImageName" in text or any(one.search(text) for one in (_NO_CLAIM, _NO_SECRET))
 
 
 def hint(text: str) -> str:
