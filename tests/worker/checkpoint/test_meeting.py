@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_process import wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,19 +108,12 @@ def test_a_guest_may_fail_before_its_flight_is_opened(meet: Any) -> None:
     outcome = in_background(lambda: meeting.guest(1, flight=2).failed("its state is strange"))
     meeting.host.open(1)
     meeting.host.close(OK)
-    until(lambda: any(guest.answer for guest in meeting.host._guests))
+    wait_until(lambda: any(guest.answer for guest in meeting.host._guests), "an answer")
     meeting.host.open(2)
     with pytest.raises(StorageUnavailable, match="rank 1: its state is strange"):
         meeting.host.collect()
     meeting.host.close({"ok": False, "message": "failed"})
     assert outcome()["message"] == "failed"
-
-
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("early", [True, False])
@@ -162,7 +156,7 @@ def test_a_writer_that_stayed_is_missed(meet: Any) -> None:
     """By a flight of dead ranks, open or not; one of living ranks waits for the writer that follows it."""
     meeting = meet(2)
     meeting.guest(1, NO_FLIGHT).close()
-    until(lambda: meeting.host._left)
+    wait_until(lambda: meeting.host._left, "the writer missed")
     meeting.host.open(1)
     outcome = in_background(lambda: meeting.guest(1, flight=1).stored({"file": "x"}))
     assert [one["file"] for one in meeting.host.collect()] == ["x"]
@@ -213,7 +207,8 @@ def test_another_host_hears_that_a_rank_has_ended(
             another.open(1)
             in_background(lambda: why_not(another) and another.close(OK))
             writer._on_settle({"flight": 1, "why": "its writer died", "unlike": False})
-            until(lambda: [guest.flight for guest in another._guests if guest.flight == NO_FLIGHT])
+            stays = lambda: any(guest.flight == NO_FLIGHT for guest in another._guests)  # noqa: E731
+            wait_until(stays, "the guest that stays")
         writer._last_flight = 1
         writer._say_that_it_ended()
         another.open(2, held=True)
