@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import operator_table
 import peer_jobset
 import peer_table
 import yaml
@@ -375,76 +376,6 @@ def beside(plan: Plan) -> Raw:
     )
 
 
-def print_table(sizes: dict[str, Raw]) -> None:
-    """One column a size, and the growth from the first to the last."""
-    rows = (
-        ("pod failed -> all assigned, replaced: p50 s", "replace.seconds.p50"),
-        ("                                      p99 s", "replace.seconds.p99"),
-        ("pod failed -> all assigned, smaller:  p50 s", "shrink.seconds.p50"),
-        ("                                      p99 s", "shrink.seconds.p99"),
-        ("start -> synced, s", "start.synced"),
-        ("start -> all jobs seen, s", "start.all_jobs_seen"),
-        ("start -> all agents followed, s", "start.all_agents_followed"),
-        ("memory while all train: RSS MB", "idle.memory_mb.rss"),
-        ("memory after all that:  RSS MB", "memory_mb.rss"),
-        ("                        PSS MB", "memory_mb.pss"),
-        ("                        peak MB", "memory_mb.peak_rss"),
-        ("CPU while all train: operator, cores", "idle.cpu.operator"),
-        ("                     simulator, cores", "idle.cpu.simulator"),
-        ("                     API server, cores", "idle.cpu.kube-apiserver"),
-        ("passes a second while all train", "idle.passes_per_second"),
-        ("all jobs from nothing, s", "cold_start.seconds"),
-        ("naive kopf handlers: start -> all jobs seen, s", "peers.handlers.seconds"),
-        ("                     RSS MB", "peers.handlers.memory_mb.rss"),
-        ("kopf.index:          start -> all jobs seen, s", "peers.index.seconds"),
-        ("                     RSS MB", "peers.index.memory_mb.rss"),
-    )
-    print(f"\n{'':<48}" + "".join(f"{size:>10}" for size in sizes) + f"{'growth':>10}")
-    for title, where in rows:
-        values = [_dig(_with_best_start(size), where) for size in sizes.values()]
-        shown = "".join(f"{value:>10.2f}" if value is not None else f"{'-':>10}" for value in values)
-        growth = values[-1] / values[0] if len(values) > 1 and values[0] and values[-1] else None
-        print(f"{title:<48}{shown}" + (f"{growth:>9.1f}x" if growth else f"{'-':>10}"))
-    for size, found in sizes.items():
-        for mode in ("replace", "shrink"):
-            print(f"requests per recovery, {size}, {mode}: {found[mode]['requests_per_recovery']}")
-    for size, found in sizes.items():
-        for mode in ("replace", "shrink"):
-            print_way(f"{size}, {mode}", found[mode])
-
-
-WORDS = {
-    "stopped": "a survivor is told to stop",
-    "created": "the new pod is there",
-    "runs": "it runs (simulated kubelet and API server)",
-    "followed": "its agent is asked for its events",
-    "assigned": "the first agent has its assignment",
-    "all assigned": "all have it",
-}
-
-
-def print_way(title: str, found: Raw) -> None:
-    """Where the time of recoveries went, and what waited for what."""
-    print(f"\n{title}: from failure until ...{'p50 s':>24}{'p99 s':>10}")
-    for name in (name for name in WORDS if name in found["stages"]):
-        stage = found["stages"][name]
-        print(f"  + {WORDS[name]:<46}{stage['p50']:>7.3f}{stage['p99']:>10.3f}")
-    waits = ", ".join(f"{kind} {value:.3f}" for kind, value in found["waits"].items())
-    loop, cpu = found["loop_seconds"], found["cpu"]
-    print(f"  operator: {waits}; /healthz p50 {loop['p50']:.3f} p99 {loop['p99']:.3f} s")
-    print("  cores: " + ", ".join(f"{name} {share:.2f}" for name, share in cpu.items()))
-
-
-def _with_best_start(size: Raw) -> Raw:
-    return {**size, "start": min(size["starts"], key=lambda start: start["synced"], default={})}
-
-
-def _dig(found: Any, where: str) -> float | None:
-    for name in where.split("."):
-        found = (found or {}).get(name)
-    return found
-
-
 def enter_namespace(arguments: list[str]) -> None:
     """Go on in a network namespace of our own, as root of a user namespace if need be; does not return."""
     privilege = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
@@ -471,14 +402,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--starts", type=int, default=2, help="times that the operator is started anew")
     parser.add_argument("--no-peers", action="store_true", help="leave the naive kopf operators out")
     parser.add_argument("--peer", choices=("jobset",), help="measure this beside the operator")
-    parser.add_argument("--write-docs", action="store_true", help="with --peer: put the table into docs/")
+    parser.add_argument("--write-docs", action="store_true", help="put the table into docs/")
     parser.add_argument("--output", type=Path, default=RESULTS / "operator.json")
     parser.add_argument("--operator-option", action="append", default=[], help="for the operator; repeat")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    if options.write_docs and not options.peer:
-        parser.error("--write-docs writes the table of --peer")
-    return options
+    return parser.parse_args(arguments)
 
 
 def main() -> None:
@@ -509,13 +437,15 @@ def main() -> None:
     machine = {"cpus": os.cpu_count(), "python": platform.python_version()}
     options.output.parent.mkdir(exist_ok=True)
     options.output.write_text(json.dumps({"machine": machine, "sizes": sizes}, indent=1) + "\n")
-    print_table(sizes)
+    table = operator_table.lines(sizes)
+    print("", *table, *operator_table.ways(sizes), sep="\n")
     print(f"\nwritten: {options.output}")
     if options.peer:
         table = peer_table.lines(sizes, options.peer)
         print("", *table, sep="\n")
-        if options.write_docs:
-            print(f"written: {peer_table.write(table, options.strikes, options.rate)}")
+    if options.write_docs:
+        part = options.peer or operator_table.PART
+        print(f"written: {operator_table.write(table, options.strikes, options.rate, part)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A page of docs/ with a part that a benchmark writes: between its two marks, and nowhere else."""
+"""A page of docs/ with parts that benchmarks write: each between its two marks, and nowhere else."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ from importlib.metadata import version
 from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs"
-BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 
 
-def replace_measured(page: Path, text: str) -> None:
-    """Put ``text`` between the marks; all else stays."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+def replace_measured(page: Path, text: str, part: str = "measured") -> None:
+    """Put ``text`` between the marks of ``part``; all else stays.
+
+    Raises:
+        ValueError: the page has no such part.
+    """
+    begin, end = f"<!-- {part} -->", f"<!-- /{part} -->"
+    before, found, rest = page.read_text().partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"{page.name} has no part between {begin} and {end}: put the two marks into it")
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}")
 
 
 def machine() -> str:

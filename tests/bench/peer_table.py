@@ -1,18 +1,11 @@
-"""The operator beside its peer, for people: of one run of the benchmark, two columns a size.
-
-Called by bench_operator.py, which prints it and, with ``--write-docs``, puts it into docs/operator-cost.md.
-"""
+"""The operator beside its peer, for people: of one run of the benchmark, two columns a size."""
 
 from __future__ import annotations
 
-import os
-import platform
-from pathlib import Path
 from typing import Any
 
-from measured_page import DOCS, replace_measured
+from operator_table import dig
 
-PAGE = DOCS / "operator-cost.md"
 WIDTH = 11
 Raw = dict[str, Any]
 
@@ -49,7 +42,7 @@ def lines(sizes: dict[str, Raw], peer: str) -> list[str]:
     for title, ours, theirs in ROWS:
         values = []
         for found in chosen.values():
-            values += [_dig(with_sums(found), ours), _dig(with_sums(found[peer]), theirs)]
+            values += [dig(with_sums(found), ours), dig(with_sums(found[peer]), theirs)]
         table.append(f"{title:<44}" + "".join(f"{_shown(value):>{width}}" for value in values))
     return table
 
@@ -63,20 +56,6 @@ def with_sums(found: Raw) -> Raw:
             sums = {"requests": sum(asked.values()), "pods_made": asked.get("POST pods", 0.0)}
             result[mode] = {**found[mode], **sums}
     return result
-
-
-def write(table: list[str], strikes: int, rate: float) -> Path:
-    """Replace the measured part of the page; its path."""
-    where = f"{os.cpu_count()} cores, which everything shares, Python {platform.python_version()}"
-    how = f"{strikes} failures of each kind, {rate:g} a second on average, of jobs in turn"
-    replace_measured(PAGE, "\n".join([f"On {where}; {how}.", "", "```", *table, "```"]))
-    return PAGE
-
-
-def _dig(found: Any, where: str | None) -> float | None:
-    for name in where.split(".") if where else ():
-        found = (found or {}).get(name)
-    return found if where else None
 
 
 def _shown(value: float | None) -> str:
