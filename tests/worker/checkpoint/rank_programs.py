@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from resumable_training.checkpoint import CheckpointEngine, SaveReport, TrainingState
 from resumable_training.checkpoint import engine as engine_module
+from resumable_training.checkpoint.errors import StoreMisconfigured
 from resumable_training.contract.assignment import CheckpointConfig
 
 SECONDS = 120.0
@@ -304,6 +305,19 @@ def one_bad_rank_run(rank: int, world_size: int, group: Any, root: str) -> list[
     if rank == 1:
         state.stateful["scheduler"] = _Broken(saves=True)
     return [saving, opening, error_of(lambda: again.restore(state))]
+
+
+def unopened_source_run(rank: int, world_size: int, group: Any, root: str, other: str) -> str:
+    """One rank can't open the store that is to be resumed from; what the restore raises."""
+    state = make_state("ddp", 1, world_size)
+    engine = make_engine(root, rank, world_size, group, resume_from=other)
+    if rank == 1:
+        engine_module.open_checkpoint = _no_client
+    return error_of(lambda: engine.restore(state))
+
+
+def _no_client(location: str) -> Any:
+    raise StoreMisconfigured(f"{location}: no client for it is installed")
 
 
 def _fail(*_: Any) -> None:

@@ -129,6 +129,16 @@ def test_an_error_on_one_rank_reaches_all(tmp_path: Path) -> None:
     assert found[0] == ["PeerFailed: rank 1: mine"] * 3
 
 
+def test_a_source_that_one_rank_cannot_open(tmp_path: Path) -> None:
+    """All say so, with that rank's reason, and nobody waits for it in a collective; nothing was begun."""
+    root, other = tmp_path / "store", tmp_path / "other"
+    run_ranks(2, rank_programs.save_run, tmp_path, str(other), "ddp", 1)
+    why = f"{other}/step-00000001.1: no client for it is installed"
+    found = run_ranks(2, rank_programs.unopened_source_run, tmp_path, str(root), f"{other}/step-00000001.1")
+    assert found == [f"StoreMisconfigured: rank 1: {why}"] * 2
+    assert survey(LocalStore(root)).records == {}
+
+
 def test_one_machine_that_reads_wrong_is_no_proof(tmp_path: Path) -> None:
     """A mismatch that another rank can't confirm does not orphan the checkpoint."""
     root = str(tmp_path / "store")

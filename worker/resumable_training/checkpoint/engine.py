@@ -186,18 +186,19 @@ class CheckpointEngine:
         with ExitStack() as ours:
             opened: list[Loader] = []  # on rank 0
 
-            def loader_of(choice: Choice) -> Loader:
-                return ours.enter_context(closing(self._loader(self._source(choice), there, rooms)))
+            def loader_of(source: Source) -> Loader:
+                return ours.enter_context(closing(self._loader(source, there, rooms)))
 
             def look() -> tuple[Choice, int, Offer, Look | None]:
                 choice, head = self._choose([one.checkpoint for one in fallback])
                 offer = self._saver.offer()
                 if choice.kind == resume.FRESH:
                     return choice, head, offer, None
+                source = self._source(choice)
                 moment("load.pin")
-                self._pin(self._source(choice), hold=True)
+                self._pin(source, hold=True)
                 moment("load.look")
-                opened.append(loader_of(choice))
+                opened.append(loader_of(source))
                 return choice, head, offer, opened[0].look()
 
             choice, head, offer, seen = self._ranks.first(look)
@@ -206,7 +207,8 @@ class CheckpointEngine:
                 self._append_record(head + 1, None, deliberate=self.config.start_fresh)
                 self._saver.start(offer)
                 return None
-            source, loader = self._source(choice), opened[0] if opened else loader_of(choice)
+            source = self._source_of_all(choice)
+            loader = opened[0] if opened else loader_of(source)
             try:
                 loaded = loader.load(seen)
             except NotWhole as error:
@@ -274,6 +276,12 @@ class CheckpointEngine:
         if store.location == self._store.location and parse_checkpoint_name(name):
             return Source(self._store, name, name)
         return Source(store, name, f"{store.location}/{name}", foreign=True)
+
+    def _source_of_all(self, choice: Choice) -> Source:
+        """As ``_source``, on all ranks; or none: what is not in this store may open on some of them alone."""
+        if parse_checkpoint_name(choice.name):
+            return self._source(choice)
+        return self._ranks.together(lambda: self._source(choice))
 
     def _pass_over(self, choice: Choice, verdict: Verdict, fallback: list[Fallback]) -> NoReturn:
         """Choose again after a damaged checkpoint; give up on a wanted one."""
