@@ -64,6 +64,9 @@ class Engine(Protocol):
     ) -> bool: ...
 
     @property
+    def free_to_copy(self) -> bool: ...
+
+    @property
     def can_copy(self) -> bool: ...
 
     def drop_held(self) -> None: ...
@@ -250,8 +253,10 @@ class Saver:
     def _copy(self) -> None:
         """Have the state as it is now held in memory: no checkpoint, unless this attempt ends with it.
 
-        Not collective but for the first one: who has a save in flight leaves it out.
+        Not collective but for the first one: who has a save in flight leaves it out, and collects nothing.
         """
+        if not self._engine.free_to_copy:
+            return
         session = self._session
         before, started = session.clock.phase, time.monotonic()
         session.clock.enter("checkpointing")

@@ -134,6 +134,7 @@ def test_a_writer_that_deletes_is_not_waited_for(tmp_path: Path, monkeypatch: py
     send_plan = saver._send_plan
     monkeypatch.setattr(saver, "_send_plan", lambda: sent.append(saver._busy) or send_plan())
     saver._busy = True  # at retention
+    assert engine.free_to_copy
     assert copy(state, 2)
     state.modules["model"].register_buffer("more", torch.zeros(3))
     assert not copy(state, 3)
@@ -142,6 +143,7 @@ def test_a_writer_that_deletes_is_not_waited_for(tmp_path: Path, monkeypatch: py
     assert copy(state, 5)
     assert sent == [False]
     save(engine, 6, state)
+    assert not engine.free_to_copy
     assert engine.close().ok  # type: ignore[union-attr]
 
 

@@ -34,10 +34,15 @@ class Engine:
 
     def copy(self, state: Any, *, step: int, durable_seconds: float | None, **_: Any) -> bool:
         self.told_durable.append(durable_seconds)
-        if self.flight is not None or not self.can_copy:
+        assert self.free_to_copy
+        if not self.can_copy:
             return False
         self.copied.append(step)
         return True
+
+    @property
+    def free_to_copy(self) -> bool:
+        return self.flight is None
 
     def drop_held(self) -> None:
         self.dropped += 1
@@ -195,8 +200,25 @@ def test_copies_are_made_between_saves_and_count_for_nothing(engine: Engine) -> 
     assert (engine.begun, engine.copied) == ([4, 8], [1, 2, 3, 7])
     assert session.events == [(rankwire.CHECKPOINT, 4)]
     assert saver.last_step == 4
-    assert engine.told_durable == [None, None, None, None, None, 0.07, 0.07]
+    assert engine.told_durable == [None, None, None, 0.07]
     assert saver._measured().blocking_seconds == 0.003
+
+
+def test_nothing_is_collected_for_a_copy_that_would_be_left_out(engine: Engine) -> None:
+    """Positions and generators are asked where a save begins or a copy is made, not while one is stored."""
+    saver, session = started(engine, every_steps=3, memory_every_steps=1)
+    asked: list[int] = []
+    session.datasets["data"] = SimpleNamespace(
+        position=0, fingerprint=dict, rank_state=lambda: asked.append(session.step)
+    )
+    for _ in range(5):
+        session.step_once(saver)
+    assert asked == [1, 2, 3]
+    engine.land()
+    for _ in range(2):
+        session.step_once(saver)
+    assert asked == [1, 2, 3, 6]
+    assert (engine.begun, engine.copied) == ([3, 6], [1, 2])
 
 
 def test_where_nothing_can_be_held_it_is_tried_once(engine: Engine) -> None:

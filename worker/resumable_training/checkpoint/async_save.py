@@ -184,6 +184,14 @@ class AsynchronousSaver:
         self._flight.report = replace(report, blocking_ms=elapsed)
         return self._flight.report
 
+    @property
+    def free_to_copy(self) -> bool:
+        """Not so with a save in flight, whose arena it is, or a copy that GPUs have not finished.
+
+        A writer that deletes is in no copy's way.
+        """
+        return self._flight is None and (self._to_hold is None or self._snapshot.copied())
+
     def copy(self, task: SaveTask, durable_seconds: float | None = None) -> bool:
         """Copy the state as it is now, to be held; whether that was done.
 
@@ -196,11 +204,9 @@ class AsynchronousSaver:
             if self._ranks.rank == 0:
                 self._warn(f"no copies are held in memory between saves: {why}")
             return False
-        if self._flight is not None:
-            return False
+        if not self.free_to_copy:
+            return False  # GPUs may be behind: copied over now, and again next time, nothing were ever held
         self._hold_when_copied()
-        if self._to_hold is not None:
-            return False  # GPUs are behind: copied over now, and again next time, nothing were ever held
         self._hear(0.0)  # a writer that died with nothing to do is missed here
         try:
             if self._letter is None:

@@ -406,6 +406,14 @@ class CheckpointEngine:
         return self._saver.copy(self._task(state, step, samples, shared, per_rank), durable_seconds)
 
     @property
+    def free_to_copy(self) -> bool:
+        """False: ``copy`` would leave it out now, so that nothing need be collected for it.
+
+        ``busy`` is another question: a writer that deletes is busy, and copies are held meanwhile.
+        """
+        return self._saver.free_to_copy
+
+    @property
     def can_copy(self) -> bool:
         """False: ``copy`` will never hold anything here, and need not be asked again."""
         return self._saver.can_copy

@@ -72,10 +72,15 @@ class Saver(Protocol):
         """
         ...
 
+    @property
+    def free_to_copy(self) -> bool:
+        """Whether nothing is in the way of a copy now: no save in flight, no copy that GPUs still make."""
+        ...
+
     def copy(self, task: SaveTask, durable_seconds: float | None = None) -> bool:
         """Have the state as it is now held in memory, and stored should ranks die; whether that was done.
 
-        It takes the place of the copy before, and is left out while a save is in flight.
+        It takes the place of the copy before, and is left out where it is not ``free_to_copy``.
         ``durable_seconds``: what a save takes until it is durable, as far as that is known.
         """
         ...
@@ -118,6 +123,7 @@ class SynchronousSaver:
     """Durable when ``begin`` returns. Written by DCP itself, so it takes whatever DCP takes."""
 
     busy = False
+    free_to_copy = True
     copy_seconds: float | None = None
 
     def __init__(self, store: Store, ranks: Ranks, warn: Callable[[str], None]) -> None:
