@@ -3,7 +3,8 @@
 All train the same model (body.py) with the same interval of saves, in turns, so that a busy machine slows
 all. What counts is the time until a step that nobody had done before, at the size that is wanted; where ranks
 can be stopped at a step it is the pause of training. Prints tables and aims; writes recovery.json and
-recovery.svg into tests/bench/results. Run by `make bench-recovery`.
+recovery.svg into tests/bench/results; with --add, together with what was measured of the same code before.
+Run by `make bench-recovery`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import platform
 import shutil
 import tempfile
 import time
@@ -26,13 +25,13 @@ import launch
 import peers
 import recovery_cases as cases
 import recovery_docs
-import recovery_plot
+import recovery_file
 import recovery_table
 import stages
-import torch
 from contenders import Absent, Contender
 from launch import Running
 from recovery_cases import LEGS, SCENARIOS, Leg, Outcome, Scenario
+from recovery_file import Measured
 
 RESULTS = Path(__file__).parent / "results"
 START_SECONDS, MOMENT_SECONDS, RECOVER_SECONDS = 120.0, 60.0, 150.0
@@ -152,25 +151,6 @@ def _scratch() -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def write_results(results: Collected, notes: Sequence[str], directory: Path) -> Path:
-    """All runs and what they ran on, as JSON, and a picture."""
-    directory.mkdir(parents=True, exist_ok=True)
-    machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
-    runs = {
-        str(ranks): {
-            scenario: {name: [vars(one) for one in outcomes] for name, outcomes in sides.items()}
-            for scenario, sides in scenarios.items()
-        }
-        for ranks, scenarios in results.items()
-    }
-    told = [str(aim) for aim in recovery_table.aims(results)]
-    plain = {"machine": machine, "notes": list(notes), "aims": told, "runs": runs}
-    path = directory / "recovery.json"
-    path.write_text(json.dumps(plain, indent=1) + "\n")
-    (directory / "recovery.svg").write_text(recovery_plot.draw(results))
-    return path
-
-
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     names = [scenario.name for scenario in SCENARIOS]
@@ -181,6 +161,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--scenario", nargs="+", choices=names, default=names, help="only these")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these contenders")
     parser.add_argument("--peers", action="store_true", help="dlrover, NVRx and torchft too; installs them")
+    parser.add_argument(
+        "--add",
+        action="store_true",
+        help="keep the other tables of recovery.json, if they are of the same code and machine",
+    )
     parser.add_argument("--write-docs", action="store_true", help="put tables and picture into docs/")
     parser.add_argument("--output", type=Path, default=RESULTS, help="directory for JSON and picture")
     options = parser.parse_args()
@@ -210,21 +195,35 @@ def _sides(options: argparse.Namespace) -> tuple[list[Contender], list[str]]:
     return sides, notes
 
 
+def _earlier(directory: Path, now: Measured) -> Measured:
+    """What is added to: all that was measured before, or nothing. Ends here if it does not go together."""
+    before = recovery_file.read(directory)
+    if before is None:
+        return now
+    try:
+        return before.with_added(now)
+    except recovery_file.Mixed as mixed:
+        raise SystemExit(f"--add: {directory / recovery_file.JSON}: {mixed}") from mixed
+
+
 def main() -> None:
     options = _options()
     began = time.monotonic()
     sides, notes = _sides(options)
     wanted = [scenario for scenario in SCENARIOS if scenario.name in options.scenario]
+    now = Measured(recovery_file.digest(), recovery_file.machine(), notes, {})
+    before = _earlier(options.output, now) if options.add else now  # before an hour is spent in vain
     results: Collected = {}
     for ranks in options.ranks:
         results[ranks] = run_all(sides, ranks, wanted, options.runs, options.slow_runs)
-    lines = [*recovery_table.tables(results), "", *notes, "", "Aims:"]
-    lines += [f"  {aim}" for aim in recovery_table.aims(results)]
+    everything = before.with_added(replace(now, results=results))
+    lines = [*recovery_table.tables(everything.results), "", *everything.notes, "", "Aims:"]
+    lines += [f"  {aim}" for aim in recovery_table.aims(everything.results)]
     print("\n".join(lines))
-    path = write_results(results, notes, options.output)
+    path = recovery_file.write(everything, options.output)
     print(f"\nwritten: {path}; took {(time.monotonic() - began) / 60:.1f} min")
     if options.write_docs:
-        print(f"written: {recovery_docs.write(results, notes, options)}")
+        print(f"written: {recovery_docs.write(everything.results, everything.notes)}")
 
 
 if __name__ == "__main__":

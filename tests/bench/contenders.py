@@ -106,7 +106,7 @@ OUR_STRIKES: dict[str, Strike] = {
     "grow": partial(our_fault, "add-worker"),
     "preempt": partial(our_fault, "preempt", grace=NOTICE_SECONDS),
 }
-COPIES_STRIKES = {name: OUR_STRIKES[name] for name in ("rank", "hang")}
+COPIES_STRIKES = {name: OUR_STRIKES[name] for name in ("rank", "hang", "replaced", "lost")}
 COLD_STRIKES = {name: OUR_STRIKES[name] for name in ("rank", "rank-saved", "replaced", "lost")}
 
 
@@ -114,11 +114,15 @@ def ours() -> list[Contender]:
     """Ours as it is, with cold starts, with copies in memory, and with a spare for a killed worker."""
     note = "finds a stopped process after 3 s; a spare holds no ranks, and waits warm"
     copies = ("--memory-every", "1")
+    of_copies = (
+        "copies the state after each step; what a lost worker held is lost with it, so that copies save a"
+        " killed rank's steps and no lost worker's; a strike in the middle of a copy costs them, too"
+    )
     cold, spare = ("--no-preload",), {"replaced": partial(our_fault, "kill-worker")}
     return [
         Contender(OURS, partial(start_ours, (), 0), OUR_STRIKES, note=note, is_ours=True),
         Contender(COLD, partial(start_ours, cold, 0), COLD_STRIKES, is_ours=True),
-        Contender(COPIES, partial(start_ours, copies, 0), COPIES_STRIKES, is_ours=True),
+        Contender(COPIES, partial(start_ours, copies, 0), COPIES_STRIKES, note=of_copies, is_ours=True),
         Contender(SPARE, partial(start_ours, (), 1), spare, is_ours=True, is_ready=all_preloaded),
     ]
 

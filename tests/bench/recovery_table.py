@@ -120,7 +120,11 @@ class Aim:
 
 
 def aims(results: Results) -> list[Aim]:
-    """What was set out to be reached, and whether it was."""
+    """What was set out to be reached, and whether it was; ours as it is, then with copies in memory."""
+    return [*_own_aims(results), *_aims_of_copies(results)]
+
+
+def _own_aims(results: Results) -> list[Aim]:
     return [
         _at_most("a killed rank is back with a new step, at 2 ranks", results, "rank-saved", KILLED_SECONDS),
         _without_step(results),
@@ -133,6 +137,18 @@ def aims(results: Results) -> list[Aim]:
         _at_most("the same by a spare", results, "replaced", REPLACED_SECONDS, SPARE),
         _tight(results),
         *(_nothing_redone(results, BY_NAME[name]) for name in ("preempt", "grow")),
+    ]
+
+
+def _aims_of_copies(results: Results) -> list[Aim]:
+    """The same, where copies in memory could change it; each names the option, which is off by default."""
+    killed = f"{COPIES}: a killed rank, {LOST_STEPS} steps after a checkpoint"
+    lost, replaced = f"{COPIES}: a worker gone for good", f"{COPIES}: a worker replaced after 1 s, full size"
+    return [
+        _at_most(f"{killed}, a new step at 2 ranks", results, "rank", KILLED_SECONDS, COPIES),
+        *_ratios(killed, results, "rank", RATIO_KILLED, COPIES),
+        _at_most(f"{lost}, a new step at the smaller size", results, "lost", LOST_SECONDS, COPIES),
+        _at_most(replaced, results, "replaced", REPLACED_SECONDS, COPIES),
     ]
 
 
@@ -162,8 +178,8 @@ def _without_step(results: Results) -> Aim:
     return Aim(text, f"median {seconds(median)}", median <= WITHOUT_STEP_SECONDS)
 
 
-def _ratios(what: str, results: Results, scenario: str, least: float) -> Iterable[Aim]:
-    """Against each restarting peer, at each number of ranks that was measured.
+def _ratios(what: str, results: Results, scenario: str, least: float, side: str = OURS) -> Iterable[Aim]:
+    """Of one of ours against each restarting peer, at each number of ranks that was measured.
 
     Steps are in it, on both sides; what the ratio is without them is told beside it, and how many were
     redone where that is not the same.
@@ -171,7 +187,7 @@ def _ratios(what: str, results: Results, scenario: str, least: float) -> Iterabl
     measured = False
     for ranks, scenarios in results.items():
         sides = scenarios.get(scenario, {})
-        ours = sides.get(OURS, ())
+        ours = sides.get(side, ())
         peers = [name for name in sides if sides[name] and not name.startswith((OURS, "torchft"))]
         for name in peers if any(one.seconds is not None for one in ours) else ():
             measured = True

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from recovery_cases import SAVE_EVERY
+import recovery_file
+from recovery_cases import SAVE_EVERY, Outcome
+from recovery_file import Measured, digest, machine
 from stages import STAGES
 
 from resumable_training.contract.metrics import RECOVERY_STAGES
@@ -21,12 +23,16 @@ BENCH = Path(__file__).with_name("bench_recovery.py")
 @pytest.mark.torch
 @pytest.mark.timeout(240)
 def test_a_tiny_run_measures_everything(tmp_path: Path) -> None:
-    """One rank is killed, once: its time, steps redone and both splits are in results and table."""
-    command = [sys.executable, str(BENCH), "--runs", "1", "--ranks", "2", "--scenario", "rank"]
+    """One rank is killed, once: its time, steps redone and both splits are in results and table, and beside
+    them what was measured of the same code before."""
+    before = Measured(digest(), machine(), [], {4: {"lost": {"rtj run": [Outcome(2.5, 2.5, 3, 0.25)]}}})
+    recovery_file.write(before, tmp_path)
+    command = [sys.executable, str(BENCH), "--runs", "1", "--ranks", "2", "--scenario", "rank", "--add"]
     command += ["--only", "rtj run", "--output", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=220)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-3000:]
     found = json.loads((tmp_path / "recovery.json").read_text())
+    assert found["runs"]["4"]["lost"]["rtj run"][0]["seconds"] == 2.5
     (outcome,) = found["runs"]["2"]["rank"]["rtj run"]
     assert 0 < outcome["seconds"] < 120
     assert 0 <= outcome["redone"] <= SAVE_EVERY

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
@@ -18,14 +17,13 @@ def test_new_numbers_replace_old_ones(tmp_path: Path, monkeypatch: pytest.Monkey
     page.write_text(recovery_docs.PAGE.read_text())
     monkeypatch.setattr(recovery_docs, "PAGE", page)
     monkeypatch.setattr(recovery_docs, "PICTURE", picture)
-    options = argparse.Namespace(runs=1)
-    recovery_docs.write(RESULTS, ["rtj run: a note"], options)
+    recovery_docs.write(RESULTS, ["rtj run: a note"])
     first = page.read_text()
     assert first.count("a note") == 1
     assert "1.25" in first
     assert "Aims:" in first
     assert first.startswith("# How fast a training recovers")
     assert "## Reading it" in first
-    recovery_docs.write(RESULTS, ["rtj run: a note"], options)
+    recovery_docs.write(RESULTS, ["rtj run: a note"])
     assert page.read_text() == first
     assert picture.read_text().startswith("<svg")

@@ -62,6 +62,7 @@ def test_tables_show_all_that_was_measured() -> None:
         ("the slowest run", False),
         ("no step redone: notice", True),
         ("no step redone: a second worker", None),
+        ("rtj run --memory-every 1: a killed rank, 3 steps after a checkpoint, a new step", None),
     ],
 )
 def test_aims(words: str, met: bool | None) -> None:
@@ -83,6 +84,27 @@ def test_a_ratio_tells_what_is_in_it() -> None:
         "met          a killed rank, none redone, 4 x faster than torchrun at 4 ranks: "
         "4.6 x, without the steps 4.0 x (0 redone, there 5)"
     ) in told
+
+
+def test_copies_in_memory_are_judged_by_name() -> None:
+    """What an option reaches never stands for what ours reaches without it, nor the other way round."""
+    sides = {
+        "rtj run": outcomes(2.0, redone=3),
+        "rtj run --memory-every 1": outcomes(1.0),
+        "torchrun": outcomes(4.5, redone=3),
+    }
+    told = [str(aim) for aim in aims({2: {"rank": sides, "lost": sides}})]
+    name = "rtj run --memory-every 1: "
+    assert (
+        f"met          {name}a killed rank, 3 steps after a checkpoint, 4 x faster than torchrun at 2 ranks: "
+        "4.5 x, without the steps 4.7 x (0 redone, there 3)"
+    ) in told
+    assert (
+        f"met          {name}a worker gone for good, a new step at the smaller size <= 2 s: median 1.00"
+        in told
+    )
+    (own,) = [aim for aim in told if "a killed rank, 3 steps redone, 4 x faster than torchrun" in aim]
+    assert own.startswith("NOT MET      a killed rank")
 
 
 def test_picture_is_whole() -> None:

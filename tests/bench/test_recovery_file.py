@@ -1,0 +1,95 @@
+"""A recovery benchmark that is taken in pieces: what is kept, what is replaced, and what is never mixed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import recovery_file
+from recovery_cases import Outcome
+from recovery_file import Measured, Mixed
+from recovery_table import Results
+
+MACHINE = {"cpus": 2, "python": "3.11.7", "torch": "2.14.1"}
+OLD, NEW = Outcome(2.0, 2.0, 3, 0.25), Outcome(1.0, 1.0, 3, 0.25, split={"detect": 1.0})
+
+
+def measured(results: Results, code: str = "c0de", notes: tuple[str, ...] = ()) -> Measured:
+    return Measured(code, MACHINE, notes, results)
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    """All runs with all that is known of each; a run that never recovered, too."""
+    before = measured({2: {"rank": {"rtj run": [NEW, Outcome(None)], "torchrun": [OLD]}}})
+    assert recovery_file.read(tmp_path) is None
+    recovery_file.write(before, tmp_path)
+    after = recovery_file.read(tmp_path)
+    assert after is not None
+    assert (after.code, after.machine, after.results) == (before.code, before.machine, before.results)
+
+
+def test_pieces_come_together() -> None:
+    """Other scenarios and numbers of ranks stay, in the order of one run; a table is one run's as a whole."""
+    before = measured(
+        {2: {"lost": {"rtj run": [OLD]}, "rank": {"rtj run": [OLD], "torchrun": [OLD]}}}, notes=("a", "b")
+    )
+    piece = measured({4: {"rank": {"rtj run": [NEW]}}, 2: {"rank": {"rtj run": [NEW]}}}, notes=("b", "c"))
+    both = before.with_added(piece)
+    assert both.results == {
+        2: {"rank": {"rtj run": [NEW]}, "lost": {"rtj run": [OLD]}},
+        4: {"rank": {"rtj run": [NEW]}},
+    }
+    assert list(both.results) == [2, 4]
+    assert list(both.results[2]) == ["rank", "lost"]
+    assert both.notes == ["a", "b", "c"]
+    assert both.with_added(piece).results == both.results
+
+
+def test_a_piece_without_runs_replaces_nothing() -> None:
+    """A contender that did not train leaves what had been measured."""
+    before = measured({2: {"rank": {"rtj run": [OLD]}}})
+    broken = measured({2: {"rank": {"rtj run": [], "torchrun": []}, "lost": {"rtj run": []}}, 4: {}})
+    assert before.with_added(broken).results == before.results
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        pytest.param({"code": "0ther"}, r"other code .*c0de, now 0ther.*without --add", id="code"),
+        pytest.param(
+            {"machine": {**MACHINE, "cpus": 8}}, "another machine: cpus 2, .*now cpus 8", id="machine"
+        ),
+    ],
+)
+def test_nothing_is_mixed(other: dict[str, object], words: str) -> None:
+    """Numbers of other code or of another machine never stand in one file."""
+    before = measured({})
+    with pytest.raises(Mixed, match=words):
+        before.with_added(replace(before, **other))  # type: ignore[arg-type]
+
+
+def test_results_of_unknown_code_are_not_added_to(tmp_path: Path) -> None:
+    """A file from before the code was noted."""
+    (tmp_path / "recovery.json").write_text('{"machine": {"cpus": 2}, "notes": [], "aims": [], "runs": {}}')
+    before = recovery_file.read(tmp_path)
+    assert before is not None
+    with pytest.raises(Mixed, match="unknown"):
+        before.with_added(measured({}))
+
+
+def test_every_file_of_the_code_counts(tmp_path: Path) -> None:
+    """A change, a new file and a new name are other code; what Python compiles is not."""
+    package = tmp_path / "package"
+    (package / "__pycache__").mkdir(parents=True)
+    (package / "a.py").write_text("a")
+    found = [recovery_file.digest([package])]
+    (package / "__pycache__" / "a.pyc").write_text("compiled")
+    assert recovery_file.digest([package]) == found[0]
+    (package / "a.py").write_text("b")
+    found.append(recovery_file.digest([package]))
+    (package / "data.json").write_text("{}")
+    found.append(recovery_file.digest([package]))
+    (package / "a.py").rename(package / "b.py")
+    found.append(recovery_file.digest([package]))
+    assert len(set(found)) == 4
