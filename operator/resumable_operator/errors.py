@@ -73,3 +73,20 @@ class ClusterRefused(ResumableError):
 
 class FatalError(ResumableError):
     """Cannot go on; a person has to look."""
+
+
+def first_leaf(error: BaseException) -> BaseException:
+    """The first error within groups of errors."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def raise_if_fatal(error: ResumableError) -> None:
+    """Errors that a later try may not meet are dealt with by the caller; others end the program.
+
+    Raises:
+        FatalError: it is one.
+    """
+    if isinstance(error, FatalError):
+        raise error

@@ -26,7 +26,7 @@ from resumable_operator.cluster.kube_compare import pause_seconds
 from resumable_operator.cluster.kube_errors import NotFound
 from resumable_operator.cluster.kubernetes import KubernetesCluster, KubernetesSettings
 from resumable_operator.decide.observation import Job
-from resumable_operator.errors import ClusterRefused, FatalError, RetryableError
+from resumable_operator.errors import ClusterRefused, FatalError, RetryableError, first_leaf
 from resumable_operator.garbage import Garbage
 from resumable_operator.health import Health, application, serving
 from resumable_operator.manifests import PodSettings
@@ -100,7 +100,7 @@ async def run(options: Options) -> None:
     if not work.done():
         logger.warning("not everything has ended in %.0f s; leaving it", END_SECONDS)
     elif not work.cancelled() and (error := work.exception()) is not None:
-        raise _first_leaf(error)
+        raise first_leaf(error)
 
 
 async def _work(options: Options, take_signals: Callable[[], None]) -> None:
@@ -244,9 +244,3 @@ async def _patiently(base: Foundation, call: Callable[[], Awaitable[T]]) -> T:
 def _after_the_end(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Errors of tasks that nobody waits for any more; the first error has been told."""
     logger.debug("while ending: %s: %r", context.get("message"), context.get("exception"))
-
-
-def _first_leaf(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -9,27 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import zlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
+from resumable_operator.act import Actor, Done
 from resumable_operator.agents import AgentPool
 from resumable_operator.calls import Calls
 from resumable_operator.changes import Changes, may_wait
 from resumable_operator.clock import Clock
 from resumable_operator.cluster.port import Change, Cluster
-from resumable_operator.decide.actions import (
-    Action,
-    CreateWorker,
-    DeleteJob,
-    DeleteWorker,
-    EmitEvent,
-    Plan,
-    Rows,
-    SendAssignment,
-    SendRequest,
-)
+from resumable_operator.decide.actions import Action, Plan, Rows
 from resumable_operator.decide.claim import hands_off_seconds, hands_off_text
 from resumable_operator.decide.observation import Job, Observation, Refusal, TimedEvent
 from resumable_operator.decide.plan import decide
@@ -37,15 +27,17 @@ from resumable_operator.decide.reflex import begins_to_end, to_stop
 from resumable_operator.errors import (
     AgentRefused,
     AgentUnreachable,
-    ClusterRefused,
     ConflictError,
     FatalError,
     ResumableError,
     SpecError,
+    first_leaf,
+    raise_if_fatal,
 )
 from resumable_operator.model import AttemptStatus
 from resumable_operator.observe import SpecChecks, endpoint_of, observe
 from resumable_operator.queue import WorkQueue
+from resumable_operator.status_times import StatusTimes
 from resumable_training.contract.assignment import REQUEST_STOP, Request
 from resumable_training.contract.events import Event
 
@@ -54,10 +46,6 @@ logger = logging.getLogger(__name__)
 SHORTEST_WAIT_SECONDS = 0.01  # a wake-up in the past must not become a busy loop
 END_SECONDS = 0.1  # ranks that are stopped end within milliseconds; more is not worth a status write
 ANSWER_SECONDS = 0.25  # agents answer at once; one that first has to end ranks, or is gone, holds up nobody
-SOON_SECONDS = 2.0  # what is for people alone waits so long for a write that has to be
-PROGRESS_SHARE = 1 / 6  # of the time until status is written anyway
-LEAST_SHARE = 0.25  # of that time, until the first write after one that had a reason
-ROUTINE_WRITES_A_SECOND = 40  # of all jobs that train: less than half a core of an API server
 ROUTINE_PART = 4  # one of so many who work may do a routine beside news, and two at least
 
 Decide = Callable[[Observation, float], Plan]
@@ -82,16 +70,6 @@ class Settings:
     moment: Callable[[str], Awaitable[None]] = _nothing  # awaited between any two effects of a pass
 
 
-@dataclass
-class _Done:
-    """What came of a pass's actions."""
-
-    failures: int = 0
-    created: int = 0
-    left: bool = False  # changes of the cluster that nobody waits for
-    refusal: Refusal | None = None
-
-
 class Reconciler:
     """Runs ``observe -> decide -> act`` for every job that something happened to.
 
@@ -114,9 +92,12 @@ class Reconciler:
         self._agents = agents
         self._clock = clock
         self._decide = decide
-        self._write_due_at: dict[str, float] = {}  # of what may wait
         self._looked_at: dict[str, float] = {}  # start of the newest pass, on the loop's clock
         self._moving: set[str] = set()  # jobs whose ranks have done a step of the attempt that runs
+        self._status_times = StatusTimes(self._settings.status_seconds, lambda: len(self._moving))
+        self._actor = Actor(
+            cluster, agents, clock, self._settings.actions_at_once, lambda name: self._settings.moment(name)
+        )
         self._refusals: dict[str, Refusal] = {}
         self._others: dict[str, str] = {}  # jobs that another operator looks after: its name
         self._uids: dict[str, str] = {}  # by key
@@ -139,7 +120,7 @@ class Reconciler:
                     news_only = number < self._settings.jobs_at_once // 2
                     group.create_task(self._work(news_only), name=f"reconcile {number}")
         except BaseExceptionGroup as group_error:
-            raise _first_leaf(group_error) from group_error
+            raise first_leaf(group_error) from group_error
         finally:
             self._is_running = False
             self._calls.close()
@@ -153,7 +134,7 @@ class Reconciler:
         if observation is None:
             return None
         plan, now, rows = self._plan(observation)
-        done, calls = _Done(), list[asyncio.Task[int]]()
+        calls = list[asyncio.Task[int]]()
         try:
             calls += self._call(observation.job, rows.stops)  # of what is over: nothing is to be reserved
             if rows.stops and begins_to_end(observation.job.status.attempt, plan.status.attempt):
@@ -164,13 +145,17 @@ class Reconciler:
                 calls += self._call(observation.job, more)
             job, unwritten = await self._write(observation.job, plan, now)
             calls += self._call(job, rows.calls)
-            await self._change(job, rows, done)
-            done.failures += await self._calls.answers(key, calls, ANSWER_SECONDS)
+            failures, left = await self._change(job, rows)
+            failures += await self._calls.answers(key, calls, ANSWER_SECONDS)
         except BaseException:
             for call in calls:
                 call.cancel()
             raise
-        self._schedule(key, plan, now, unwritten, done)
+        self._schedule(key, plan, now, unwritten)
+        if failures:
+            self.queue.add_failed(key)
+        elif not left:
+            self.queue.succeeded(key)
         return plan
 
     def _plan(self, observation: Observation) -> tuple[Plan, float, Rows]:
@@ -232,7 +217,7 @@ class Reconciler:
         if attempt is None or not members:
             return
         wish = Request(REQUEST_STOP, attempt.number, f"a rank of {worker} has failed")
-        gate = asyncio.Semaphore(self._settings.actions_at_once)
+        gate = self._actor.gate()
         calls = self._calls.begin(key, {name: partial(self._stop, key, name, wish, gate) for name in members})
         self._calls.leave(key, calls)
 
@@ -248,9 +233,7 @@ class Reconciler:
     def _progressed(self, key: str) -> None:
         """Progress is for status, and waits with it: of many reports in the meantime the newest counts. That
         an attempt has done its first step is told earlier."""
-        wait = self._settings.status_seconds * PROGRESS_SHARE
-        if key in self._moving:
-            wait = max(wait, self._write_due(key) - self._clock.now())
+        wait = self._status_times.progress_wait(key, self._clock.now(), moving=key in self._moving)
         self.queue.add_after(key, wait, routine=True)
 
     # ---- where work comes from -----------------------------------------------------------------------
@@ -263,7 +246,7 @@ class Reconciler:
                     await self._meet(change)
                 logger.info("the watch ended; watching again")
             except ResumableError as error:
-                _raise_if_fatal(error)
+                raise_if_fatal(error)
                 logger.warning("the watch broke: %s", error)
             await asyncio.sleep(1.0)
 
@@ -275,7 +258,7 @@ class Reconciler:
         try:
             job = await self._cluster.job(key)
         except ResumableError as error:
-            _raise_if_fatal(error)
+            raise_if_fatal(error)
             return  # told by its pass
         endpoint = endpoint_of(self._cluster, job, worker) if job is not None else None
         if job is not None and endpoint is not None and self._uids.get(key) == job.uid:
@@ -290,7 +273,7 @@ class Reconciler:
             try:
                 jobs = await self._cluster.jobs()
             except ResumableError as error:
-                _raise_if_fatal(error)
+                raise_if_fatal(error)
                 logger.warning("jobs could not be listed: %s", error)
             for job in jobs:
                 looked_at = self._looked_at.get(job.key, float("-inf"))
@@ -315,7 +298,7 @@ class Reconciler:
             logger.info("%s: %s", key, error)
             self.queue.add_failed(key)
         except ResumableError as error:
-            _raise_if_fatal(error)
+            raise_if_fatal(error)
             logger.warning("%s: %s", key, error)
             self.queue.add_failed(key)
         except Exception:  # one job's trouble must not become every job's
@@ -333,14 +316,12 @@ class Reconciler:
         """
         changed = plan.status != job.status
         if plan.soon:
-            self._write_due_at[job.key] = min(self._write_due(job.key), now + SOON_SECONDS)
-        if not changed or not (plan.must_write or now >= self._write_due(job.key)):
+            self._status_times.soon(job.key, now)
+        if not changed or not (plan.must_write or self._status_times.wait(job.key, now) <= 0):
             return job, changed
         await self._settings.moment("write")
         stored = await self._cluster.write_status(job, plan.status)
-        share = share_of_interval(job.key) if plan.must_write else 1.0
-        interval = status_seconds(self._settings.status_seconds, len(self._moving))
-        self._write_due_at[job.key] = now + share * interval
+        self._status_times.written(job.key, now, for_a_reason=plan.must_write)
         folded = self._agents.consume(job.key, plan.status.cursors)
         if folded:
             self._settings.on_folded(stored, folded)
@@ -349,25 +330,30 @@ class Reconciler:
 
     def _call(self, job: Job, rows: dict[str, list[Action]]) -> list[asyncio.Task[int]]:
         """Begin calls to agents."""
-        gate = asyncio.Semaphore(self._settings.actions_at_once)
+        gate = self._actor.gate()
 
-        def work(row: list[Action]) -> Callable[[], Coroutine[None, None, int]]:
-            return lambda: self._act_in_order(job, row, gate, _Done())
+        async def answer(row: list[Action]) -> int:
+            done = Done()
+            await self._actor.in_order(job, row, gate, done)
+            return done.failures
 
-        return self._calls.begin(job.key, {agent: work(row) for agent, row in rows.items()})
+        return self._calls.begin(job.key, {agent: partial(answer, row) for agent, row in rows.items()})
 
-    async def _change(self, job: Job, rows: Rows, done: _Done) -> None:
-        """Change the cluster. A pass that asks agents waits for those alone: it is part of a recovery."""
+    async def _change(self, job: Job, rows: Rows) -> tuple[int, bool]:
+        """Change the cluster. A pass that asks agents waits for those alone: it is part of a recovery.
+
+        Returns the number of failures, and whether the changes were left behind, for nobody to wait for.
+        """
         if not rows.changes:
-            return
+            return 0, False
         asks, wait = rows.stops or rows.calls, self._changes.pending(job.key)
-        done.left = bool(self._is_running and asks and not wait and may_wait(rows.changes))
-        act = self._act_for_nobody if done.left else self._act
+        left = bool(self._is_running and asks and not wait and may_wait(rows.changes))
+        act = self._act_for_nobody if left else self._act
         task = self._changes.begin(job.key, lambda: act(job, rows.changes))
-        if done.left:
-            self._changes.leave(job.key, task)
-        else:
-            done.failures += await task
+        if not left:
+            return await task, False
+        self._changes.leave(job.key, task)
+        return 0, True
 
     async def _act_for_nobody(self, job: Job, rows: dict[str, list[Action]]) -> int:
         try:
@@ -381,68 +367,17 @@ class Reconciler:
             return 1
 
     async def _act(self, job: Job, rows: dict[str, list[Action]]) -> int:
-        """All rows at once, each in its order; the number of failures."""
-        gate, done = asyncio.Semaphore(self._settings.actions_at_once), _Done()
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._act_in_order(job, row, gate, done)) for row in rows.values()]
-        except BaseExceptionGroup as group_error:
-            raise _first_leaf(group_error) from group_error
+        """Change the cluster, and remember what it refused; the number of failures."""
+        done = await self._actor.all(job, rows)
         if done.refusal is not None:
             self._refusals[job.key] = done.refusal
             self.queue.add(job.key)
         elif done.created:
             self._refusals.pop(job.key, None)
-        return sum(task.result() for task in tasks)
+        return done.failures
 
-    async def _act_in_order(
-        self, job: Job, actions: list[Action], gate: asyncio.Semaphore, done: _Done
-    ) -> int:
-        """How many were not done: one that fails, and all behind it."""
-        for number, action in enumerate(actions):
-            async with gate:
-                await self._settings.moment(type(action).__name__)
-                try:
-                    if isinstance(action, CreateWorker):
-                        await self._create(job, action, done)
-                    else:
-                        await self._do(job, action)
-                except ResumableError as error:
-                    _raise_if_fatal(error)
-                    logger.warning("%s: %s failed: %s", job.key, type(action).__name__, error)
-                    return len(actions) - number
-        return 0
-
-    async def _create(self, job: Job, action: CreateWorker, done: _Done) -> None:
-        """A refusal is not a failure: the next pass sees it, says it and tries again when it is time."""
-        if done.refusal is not None:
-            return  # this one would be refused as well
-        try:
-            await self._cluster.create_worker(
-                job, action.name, action.place, action.incarnation, action.avoid
-            )
-            done.created += 1
-        except ClusterRefused as error:
-            done.refusal = Refusal(error.reason, str(error), self._clock.now())
-
-    async def _do(
-        self, job: Job, action: DeleteWorker | DeleteJob | SendAssignment | SendRequest | EmitEvent
-    ) -> None:
-        match action:
-            case DeleteWorker():
-                logger.info("%s: deleting %s: %s", job.key, action.name, action.reason)
-                await self._cluster.delete_worker(job, action.name, action.grace_seconds)
-            case DeleteJob():
-                logger.info("%s: deleting the job: %s", job.key, action.reason)
-                await self._cluster.delete_job(job)
-            case SendAssignment():
-                await self._agents.assign(job.key, action.assignment)
-            case SendRequest():
-                await self._agents.request(job.key, action.worker, action.request)
-            case EmitEvent():
-                await self._cluster.emit_event(job, action.kind, action.reason, action.message)
-
-    def _schedule(self, key: str, plan: Plan, now: float, unwritten: bool, done: _Done) -> None:
+    def _schedule(self, key: str, plan: Plan, now: float, unwritten: bool) -> None:
+        """Look again when the plan wants it, and when what was not written is due."""
         attempt = plan.status.attempt
         if attempt.state == "running" and attempt.first_step_at is not None:
             self._moving.add(key)
@@ -452,11 +387,8 @@ class Reconciler:
             wait = max(SHORTEST_WAIT_SECONDS, plan.wake_at - now)
             self.queue.add_after(key, wait, routine=key in self._moving)
         if unwritten:
-            self.queue.add_after(key, max(SHORTEST_WAIT_SECONDS, self._write_due(key) - now), routine=True)
-        if done.failures:
-            self.queue.add_failed(key)
-        elif not done.left:
-            self.queue.succeeded(key)
+            wait = max(SHORTEST_WAIT_SECONDS, self._status_times.wait(key, now))
+            self.queue.add_after(key, wait, routine=True)
 
     def _changed(self, key: str, failures: int) -> None:
         """What an earlier pass has left has ended; what came of it, the cluster's own watch tells."""
@@ -470,44 +402,14 @@ class Reconciler:
         else:
             self.queue.add(key)
 
-    def _write_due(self, key: str) -> float:
-        return self._write_due_at.get(key, float("-inf"))
-
     async def _forget(self, key: str) -> None:
         await self._agents.forget(key)
         self.queue.forget(key)
         self._uids.pop(key, None)
-        self._write_due_at.pop(key, None)
+        self._status_times.forget(key)
         self._looked_at.pop(key, None)
         self._moving.discard(key)
         self._refusals.pop(key, None)
         self._others.pop(key, None)
         self._attempts.pop(key, None)
         self._checks.forget(key)
-
-
-def status_seconds(wanted: float, jobs: int) -> float:
-    """Between two writes of a job that have no reason: a very large fleet writes each status less often, so
-    that recoveries find an API server that has time for them.
-
-    Args:
-        jobs: that train. Others have nothing to write now and then.
-    """
-    return max(wanted, jobs / ROUTINE_WRITES_A_SECOND)
-
-
-def share_of_interval(key: str) -> float:
-    """After a write for a reason the next one for none comes sooner, by a share that differs from job to job:
-    what all jobs did together once, start or lose a zone, they would otherwise write together ever after."""
-    return LEAST_SHARE + (1.0 - LEAST_SHARE) * zlib.crc32(key.encode()) / 2**32
-
-
-def _first_leaf(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-def _raise_if_fatal(error: ResumableError) -> None:
-    if isinstance(error, FatalError):
-        raise error

@@ -16,7 +16,7 @@ from resumable_operator.decide.assign import checkpoint_config, limits
 from resumable_operator.decide.observation import Worker
 from resumable_operator.errors import FatalError, RetryableError
 from resumable_operator.model import AttemptStatus, JobStatus
-from resumable_operator.reconcile import SOON_SECONDS
+from resumable_operator.status_times import SOON_SECONDS
 from resumable_training.contract.assignment import Assignment, Request
 
 ASSIGNMENT = Assignment(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -29,7 +28,7 @@ from resumable_operator.errors import (
     SpecError,
 )
 from resumable_operator.model import AttemptStatus, JobStatus, MemberStatus
-from resumable_operator.reconcile import LEAST_SHARE, share_of_interval, status_seconds
+from resumable_operator.status_times import share_of_interval
 from resumable_training.contract import events
 from resumable_training.contract.assignment import Assignment, Request
 from resumable_training.contract.codec import to_plain
@@ -113,19 +112,11 @@ async def test_first_small_change_waits_a_share(world: World) -> None:
     assert world.cluster.done[2:] == ["write step 5"]
 
 
-@pytest.mark.parametrize(
-    ("jobs", "seconds"), [(0, 30.0), (1, 30.0), (1000, 30.0), (1200, 30.0), (2400, 60.0)]
-)
-def test_a_large_fleet_writes_less_often(jobs: int, seconds: float) -> None:
-    """So that its routine takes a bounded part of an API server."""
-    assert status_seconds(30.0, jobs) == seconds
-
-
 async def test_how_often_is_written_follows_from_the_jobs_there_are(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of those that train; here one is very many."""
-    monkeypatch.setattr("resumable_operator.reconcile.ROUTINE_WRITES_A_SECOND", 0.01)
+    monkeypatch.setattr("resumable_operator.status_times.ROUTINE_WRITES_A_SECOND", 0.01)
     reconciler = world.reconciler(status_seconds=30.0)
     waits = [Plan(JobStatus(step=step), (), "it waits", False) for step in (1, 2)]
     trains = [Plan(JobStatus(step=step, attempt=MOVING), (), "it trains", False) for step in range(3, 7)]
@@ -141,7 +132,7 @@ async def test_how_often_is_written_follows_from_the_jobs_there_are(
 
 async def test_a_first_step_is_told_early_in_any_fleet(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many other jobs train."""
-    monkeypatch.setattr("resumable_operator.reconcile.ROUTINE_WRITES_A_SECOND", 0.001)
+    monkeypatch.setattr("resumable_operator.status_times.ROUTINE_WRITES_A_SECOND", 0.001)
     reconciler = world.reconciler(status_seconds=0.06)
     reconciler._moving.update(f"ns/other-{number}" for number in range(10))
     world.agents._on_progress(KEY)
@@ -153,16 +144,6 @@ def test_some_of_those_who_work_do_routines_beside_news(world: World) -> None:
     """A part of them, and two at least."""
     parts = [world.reconciler(jobs_at_once=number).queue.routines_beside_news for number in (4, 16, 40)]
     assert parts == [2, 4, 10]
-
-
-def test_jobs_write_at_different_times() -> None:
-    """What a thousand jobs did at once they write spread evenly, none later than the interval says."""
-    shares = [share_of_interval(f"team/gpt-{number:04d}") for number in range(1000)]
-    assert min(shares) >= LEAST_SHARE
-    assert max(shares) <= 1.0
-    width = (1.0 - LEAST_SHARE) / 10
-    counts = Counter(int((share - LEAST_SHARE) / width) for share in shares)
-    assert max(counts.values()) < 150
 
 
 async def test_unchanged_status_is_not_written(world: World) -> None:
