@@ -67,8 +67,7 @@ def _engine(directory: str, rank: int, world_size: int, group: Any) -> Any:
 
 def _copies(engine: Any, state: Any, floor: Any, rounds: int) -> list[Round]:
     def copy(number: int) -> bool:
-        what = {"step": number, "samples": number, "shared": {}, "per_rank": {"rng": b"r" * 5000}}
-        return bool(engine.copy(state, **what))
+        return bool(engine.copy(state, _reached(number)))
 
     while not copy(1):  # until the writer stands by
         time.sleep(0.01)
@@ -77,8 +76,7 @@ def _copies(engine: Any, state: Any, floor: Any, rounds: int) -> list[Round]:
 
 def _saves(engine: Any, state: Any, rounds: int) -> list[Round]:
     def save(number: int) -> None:
-        what = {"step": number, "samples": number, "shared": {}, "per_rank": {"rng": b"r" * 5000}}
-        engine.save(state, **what)
+        engine.save(state, _reached(number))
 
     def durable() -> float:
         while engine.busy:
@@ -93,6 +91,12 @@ def _saves(engine: Any, state: Any, rounds: int) -> list[Round]:
         durable()
         found.append({**one, "writer": _cpu_seconds(_writer(engine)) - before})
     return found[1:]
+
+
+def _reached(number: int) -> Any:
+    from resumable_training.checkpoint import Reached
+
+    return Reached(number, number, {}, {"rng": b"r" * 5000})
 
 
 def _round(engine: Any, before: Callable[[], float], act: Callable[[], Any]) -> Round:

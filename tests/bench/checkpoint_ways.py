@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-from resumable_training.checkpoint import CheckpointEngine, TrainingState
+from resumable_training.checkpoint import CheckpointEngine, Reached, TrainingState
 from resumable_training.contract.assignment import CheckpointConfig
 
 _CACHE_BYTES = 64 << 20
@@ -82,7 +82,7 @@ class Ours(Way):
 
     def begin(self, number: int) -> None:
         self._began = time.perf_counter()
-        self._engine.save(self.state, step=number, samples=number, shared={}, per_rank={"rng": b"r" * 5000})
+        self._engine.save(self.state, Reached(number, number, {}, {"rng": b"r" * 5000}))
 
     def durable_at(self) -> float | None:
         report = self._engine.poll()

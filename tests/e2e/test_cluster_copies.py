@@ -27,7 +27,7 @@ from bed.nodes import Nodes
 from bed.processes import wait_until
 from bed.s3 import S3Server
 from resumable_operator.cli.main import cli
-from resumable_training.checkpoint import CheckpointEngine, TrainingState
+from resumable_training.checkpoint import CheckpointEngine, Reached, TrainingState
 from resumable_training.checkpoint.local import LocalStore
 from resumable_training.checkpoint.pins import read_pin_files
 from resumable_training.checkpoint.stores import open_store
@@ -84,7 +84,7 @@ class Trained:
         engine.preflight()
         engine.restore(state)
         for step in (10, 20):
-            assert engine.save(state, step=step, samples=step, shared={}, per_rank={}).ok
+            assert engine.save(state, Reached(step, step)).ok
         for each in (self.store, *self.store.rglob("*")):  # its pods are not root
             each.chmod(0o777 if each.is_dir() else 0o666)
 

@@ -139,7 +139,8 @@ def _settle(saver: Any) -> None:
         saver.poll()
         time.sleep(0.002)
     writing = engine._saver
-    while saver._copy_every and getattr(writing, "_letter", None) and not writing._stands_by:
+    copies = getattr(writing, "_copies", None)  # of asynchronous saves
+    while saver._copy_every and copies and copies.letter and not writing._stands_by:
         writing._hear(0.002)
     clock.enter(before)
 

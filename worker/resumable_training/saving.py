@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from resumable_training import rng, schedule, tracking
 from resumable_training.checkpoint.errors import StorageUnavailable
+from resumable_training.checkpoint.reports import Reached
 from resumable_training.contract import env, exitcodes, rankwire
 from resumable_training.contract.assignment import CheckpointConfig
 from resumable_training.data.position import Data, check_fingerprint
@@ -41,27 +42,14 @@ class Engine(Protocol):
     def save(
         self,
         state: Any,
+        reached: Reached,
         /,
         *,
-        step: int,
-        samples: int,
-        shared: dict[str, Any],
-        per_rank: dict[str, bytes],
         history: tuple[str, ...],
         anew: bool,
     ) -> SaveReport: ...
 
-    def copy(
-        self,
-        state: Any,
-        /,
-        *,
-        step: int,
-        samples: int,
-        shared: dict[str, Any],
-        per_rank: dict[str, bytes],
-        durable_seconds: float | None,
-    ) -> bool: ...
+    def copy(self, state: Any, reached: Reached, /, *, durable_seconds: float | None) -> bool: ...
 
     @property
     def free_to_copy(self) -> bool: ...
@@ -238,10 +226,7 @@ class Saver:
         self._engine.config = session.settings
         report = self._engine.save(
             self._state,
-            step=session.step,
-            samples=session.samples,
-            shared=self._shared(),
-            per_rank=self._per_rank(),
+            self._reached(),
             history=session.recorder.lines() if session.recorder else (),
             anew=self._anew,
         )
@@ -260,14 +245,8 @@ class Saver:
         session = self._session
         before, started = session.clock.phase, time.monotonic()
         session.clock.enter("checkpointing")
-        done = self._engine.copy(
-            self._state,
-            step=session.step,
-            samples=session.samples,
-            shared=self._shared(),
-            per_rank=self._per_rank(),
-            durable_seconds=self._measured_durable,
-        )
+        durable = self._measured_durable
+        done = self._engine.copy(self._state, self._reached(), durable_seconds=durable)
         session.clock.enter(before)
         self._can_copy = done or self._engine.can_copy
         self._copies += done
@@ -323,6 +302,10 @@ class Saver:
             "interval_steps": interval.steps,
             "interval_bound": interval.bound,
         }
+
+    def _reached(self) -> Reached:
+        session = self._session
+        return Reached(session.step, session.samples, self._shared(), self._per_rank())
 
     def _shared(self) -> dict[str, Any]:
         session = self._session

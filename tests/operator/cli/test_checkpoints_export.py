@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from resumable_training.checkpoint import CheckpointEngine, TrainingState
+from resumable_training.checkpoint import CheckpointEngine, Reached, TrainingState
 from resumable_training.checkpoint.export_plan import ExportRefused, Kept, parse_size, split
 from resumable_training.contract.assignment import CheckpointConfig
 from resumable_training.contract.manifest import checkpoint_name as name
@@ -47,7 +47,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Model]:
     state = TrainingState({"model": model, "average": average}, {"optimizer": optimizer})
     engine.preflight()
     engine.restore(state)
-    assert engine.save(state, step=10, samples=80, shared={}, per_rank={"rng": b"x"}).ok
+    assert engine.save(state, Reached(10, 80, {}, {"rng": b"x"})).ok
     return root, model
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from resumable_training.checkpoint import CheckpointEngine, SaveReport, TrainingState
+from resumable_training.checkpoint import CheckpointEngine, Reached, SaveReport, TrainingState
 from resumable_training.checkpoint.listing import survey
 from resumable_training.checkpoint.local import LocalStore
 from resumable_training.checkpoint.store import Store
@@ -65,7 +65,7 @@ def weight(state: TrainingState) -> float:
 def save(engine: CheckpointEngine, step: int, state: TrainingState | None = None) -> SaveReport:
     """Save a state whose weights tell the step."""
     state = state or make_state(step)
-    return engine.save(state, step=step, samples=step * 8, shared={"step": step}, per_rank={})
+    return engine.save(state, Reached(step, step * 8, {"step": step}))
 
 
 def start(job: Job, attempt: int, *steps: int, **config: Any) -> CheckpointEngine:

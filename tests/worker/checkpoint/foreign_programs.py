@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from resumable_training.checkpoint import CheckpointEngine, TrainingState, moments, shelf
+from resumable_training.checkpoint import CheckpointEngine, Reached, TrainingState, moments, shelf
 from resumable_training.checkpoint.blocks import Blocks
 from resumable_training.checkpoint.catalog import Catalog
 from resumable_training.checkpoint.local import LocalStore
@@ -342,7 +342,7 @@ def save_own_values(rank: int, world_size: int, group: Any, root: str) -> None:
     engine.restore(state)
     for step in (1, 2):
         own = {"rng": bytes([rank]) * 20_000_000}
-        assert engine.save(state, step=step, samples=step, shared={}, per_rank=own).ok
+        assert engine.save(state, Reached(step, step, {}, own)).ok
         rank_programs.train(state, 1)
     engine.close()
 

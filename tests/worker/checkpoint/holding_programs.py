@@ -13,7 +13,7 @@ import torch.distributed as dist
 from async_programs import writer_of
 from campaign_programs import HOME
 from memory_programs import live_here
-from rank_programs import begin, full_values, make_engine, make_state, train
+from rank_programs import begin, full_values, make_engine, make_state, reached, train
 
 from resumable_training.checkpoint import CheckpointEngine, TrainingState
 from resumable_training.checkpoint.moments import NOTE, WISH
@@ -169,10 +169,4 @@ def life(
 
 
 def copy(engine: CheckpointEngine, state: TrainingState, step: int, rank: int) -> bool:
-    return engine.copy(
-        state,
-        step=step,
-        samples=step * 64,
-        shared={"fingerprint": {"length": 10}, "step": step},
-        per_rank={"rng": b"rng of %d" % rank, "empty": b""},
-    )
+    return engine.copy(state, reached(step, rank))

@@ -24,7 +24,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from resumable_training.checkpoint import CheckpointEngine, SaveReport, TrainingState
+from resumable_training.checkpoint import CheckpointEngine, Reached, SaveReport, TrainingState, lineage
 from resumable_training.checkpoint import engine as engine_module
 from resumable_training.checkpoint.errors import StoreMisconfigured
 from resumable_training.contract.assignment import CheckpointConfig
@@ -218,14 +218,12 @@ def save(engine: CheckpointEngine, state: TrainingState, step: int, rank: int) -
 def begin(
     engine: CheckpointEngine, state: TrainingState, step: int, rank: int, *, anew: bool = False
 ) -> SaveReport:
-    return engine.save(
-        state,
-        step=step,
-        samples=step * 64,
-        shared={"fingerprint": {"length": 10}, "step": step},
-        per_rank={"rng": b"rng of %d" % rank, "empty": b""},
-        anew=anew,
-    )
+    return engine.save(state, reached(step, rank), anew=anew)
+
+
+def reached(step: int, rank: int) -> Reached:
+    shared = {"fingerprint": {"length": 10}, "step": step}
+    return Reached(step, step * 64, shared, {"rng": b"rng of %d" % rank, "empty": b""})
 
 
 def error_of(call: Callable[[], object]) -> str:
@@ -312,7 +310,7 @@ def unopened_source_run(rank: int, world_size: int, group: Any, root: str, other
     state = make_state("ddp", 1, world_size)
     engine = make_engine(root, rank, world_size, group, resume_from=other)
     if rank == 1:
-        engine_module.open_checkpoint = _no_client
+        lineage.open_checkpoint = _no_client
     return error_of(lambda: engine.restore(state))
 
 

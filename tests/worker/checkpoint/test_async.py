@@ -23,6 +23,7 @@ from torch import nn
 from resumable_training import checkpoint
 from resumable_training.checkpoint import (
     CheckpointEngine,
+    Reached,
     SaveReport,
     TrainingState,
     arena,
@@ -227,7 +228,7 @@ def test_small_values_that_outgrow_their_place(job: Job) -> None:
     engine, state = begun(job), make_state(1.0)
     sizes = (10, 3 << 20, 5)
     for step, size in enumerate(sizes, 1):
-        engine.save(state, step=step, samples=step, shared={"x": "x" * size}, per_rank={"rng": b"r" * size})
+        engine.save(state, Reached(step, step, {"x": "x" * size}, {"rng": b"r" * size}))
         assert engine.wait().ok  # type: ignore[union-attr]
     for step, size in enumerate(sizes, 1):
         name = f"step-{step:08d}.1"
@@ -246,7 +247,7 @@ def test_what_only_pickle_could_keep_is_refused(job: Job) -> None:
     engine.restore(state)
     assert durable(engine, 1, state).ok
     with pytest.raises(NotPlain, match="extras"):
-        engine.save(state, step=2, samples=2, shared={"extras": {"f": object()}}, per_rank={})
+        engine.save(state, Reached(2, 2, {"extras": {"f": object()}}))
 
 
 # Where it can't be done -------------------------------------------------------------------------------------
@@ -292,7 +293,7 @@ def test_a_kind_of_tensor_that_comes_later_is_left_to_dcp(job: Job, monkeypatch:
     failed = durable(engine, 2, state)
     assert (failed.ok, failed.unlike) == (False, True)
     assert "rank 0: model.seen is of type torch.bfloat16" in failed.message
-    again = engine.save(state, step=3, samples=24, shared={}, per_rank={}, anew=True)
+    again = engine.save(state, Reached(3, 24), anew=True)
     assert (again.ok, again.durable) == (True, True)
     assert engine.poll() is None
     assert job.resume_points == ["step-00000003.1", "step-00000001.1"]
@@ -303,7 +304,7 @@ def test_what_ranks_hold_is_said_once_for_each_change(job: Job) -> None:
     engine, state = begun(job), make_state(1.0)
     assert durable(engine, 1, state).ok
     for step in (2, 3, 4):
-        engine.save(state, step=step, samples=step, shared={}, per_rank={}, anew=True)
+        engine.save(state, Reached(step, step), anew=True)
         assert engine.wait().ok  # type: ignore[union-attr]
     (said,) = job.warnings
     assert said.endswith("planned anew, they hold the same again")
@@ -313,7 +314,7 @@ def test_a_first_save_that_was_refused_is_no_agreement(job: Job, monkeypatch: py
     """Also when the script goes on: the next save finds out what there is, as the first one would have."""
     engine = begun(job)
     with pytest.raises(NotPlain, match="extras"):
-        engine.save(make_state(), step=1, samples=8, shared={"extras": object()}, per_rank={})
+        engine.save(make_state(), Reached(1, 8, {"extras": object()}))
     monkeypatch.setattr(plan, "DTYPES", frozenset())
     report = save(engine, 2)
     assert (report.ok, report.durable) == (True, True)
@@ -438,6 +439,7 @@ def gone(pid: int) -> bool:
 def test_signals_to_the_group_do_not_end_it(job: Job) -> None:
     """SIGTERM and SIGINT mean the rank, which drains with a last save."""
     engine = begun(job)
+    assert engine.poll() is None  # the first step is done: the writer starts
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(writer_pid(engine), number)
     pid = writer_pid(engine)
@@ -533,12 +535,12 @@ def test_memory_that_was_short_once_may_be_there_later(job: Job, monkeypatch: py
     large = {"text": "x" * (3 << 20)}
     with monkeypatch.context() as patch:
         patch.setattr(arena, "free_bytes", lambda: 1 << 20)
-        engine.save(state, step=2, samples=2, shared=large, per_rank={})
+        engine.save(state, Reached(2, 2, large))
         report = engine.wait()
         assert report is not None
         assert not report.ok
         assert "1 MiB are free" in report.message
-    engine.save(state, step=3, samples=3, shared=large, per_rank={})
+    engine.save(state, Reached(3, 3, large))
     assert engine.wait().ok  # type: ignore[union-attr]
     assert job.resume_points == ["step-00000003.1", "step-00000001.1"]
 

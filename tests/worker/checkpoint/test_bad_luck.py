@@ -17,7 +17,7 @@ import pytest
 from engine_job import Job, make_state, save, start, weight
 from test_async import AsyncJob, begun, durable, eventually, landed, writer_pid
 
-from resumable_training.checkpoint import CheckpointEngine, async_save, writer
+from resumable_training.checkpoint import CheckpointEngine, Reached, async_save, writer
 from resumable_training.checkpoint.documents import Pin, pin
 from resumable_training.checkpoint.errors import StorageUnavailable, StoreOwnership, Superseded
 from resumable_training.checkpoint.listing import list_checkpoints, survey
@@ -83,7 +83,7 @@ def test_the_power_goes_while_a_writer_stores(
     engine = begun(async_job, keep_last=2)
     reported = {}
     for step in (1, 2, 3, 4):
-        engine.save(make_state(step), step=step, samples=step, shared={}, per_rank={}, history=("{}",))
+        engine.save(make_state(step), Reached(step, step), history=("{}",))
         assert engine.wait().ok  # type: ignore[union-attr]
         eventually(lambda: not engine.busy or engine.poll())
         reported[len(list(images.glob("*-all"))) - 1] = step

@@ -15,7 +15,7 @@ import torch
 from engine_job import Job, flip, make_state, save, start, weight
 from torch import nn
 
-from resumable_training.checkpoint import CheckpointEngine, TrainingState
+from resumable_training.checkpoint import CheckpointEngine, Reached, TrainingState
 from resumable_training.checkpoint.documents import Pin, pin, seal
 from resumable_training.checkpoint.errors import (
     NoResumePoint,
@@ -27,6 +27,7 @@ from resumable_training.checkpoint.errors import (
     StoreOwnership,
     Superseded,
 )
+from resumable_training.checkpoint.lineage import Lineage
 from resumable_training.checkpoint.local import LocalStore
 from resumable_training.contract import exitcodes
 from resumable_training.contract.manifest import MARKER_FILE, StoreIdentity
@@ -181,16 +182,16 @@ def test_cannot_tell_never_falls_back(job: Job, monkeypatch: pytest.MonkeyPatch)
 def test_a_checkpoint_that_vanishes_is_chosen_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Retention of an attempt that still runs may delete it between the choice and the read."""
     start(job, 1, 10, 20)
-    real = CheckpointEngine._choose
+    real = Lineage.choose
 
-    def choose(self: CheckpointEngine, rejected: Any) -> Any:
-        choice = real(self, rejected)
+    def choose(self: Lineage, *arguments: Any) -> Any:
+        choice = real(self, *arguments)
         job.store.delete_tree("step-00000020.1")
         return choice
 
     engine = job.engine(2)
     engine.store.visibility_seconds = 0.0
-    monkeypatch.setattr(CheckpointEngine, "_choose", choose)
+    monkeypatch.setattr(Lineage, "choose", choose)
     assert engine.restore(make_state()).step == 10  # type: ignore[union-attr]
 
 
@@ -427,7 +428,7 @@ def test_mismatch_lists_everything_and_changes_nothing(job: Job) -> None:
     engine = job.engine(1)
     was = TrainingState({"model": old}, {"optimizer": torch.optim.AdamW(old.parameters())})
     engine.restore(was)
-    engine.save(was, step=1, samples=1, shared={}, per_rank={})
+    engine.save(was, Reached(1, 1))
 
     new = Renamed(lambda: {"encoder": nn.Linear(4, 5), "clasifier": nn.Linear(4, 3), "same": nn.Linear(2, 2)})
     before = {key: value.clone() for key, value in new.state_dict().items()}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_async import eventually
 
-from resumable_training.checkpoint import arena
+from resumable_training.checkpoint import Reached, arena
 from resumable_training.checkpoint.arena import Arena
 from resumable_training.checkpoint.holding import Letter, held
 from resumable_training.checkpoint.snapshot import Snapshot
@@ -106,7 +106,7 @@ def test_a_copy_becomes_whole_before_the_next_one(
 
     def step(number: int) -> bool:
         engine.poll()
-        if engine.copy(state, step=number, samples=number * 8, shared={}, per_rank={}):
+        if engine.copy(state, Reached(number, number * 8)):
             made.append(number)
             looks.clear()
         return bool(made)
@@ -126,7 +126,7 @@ def test_a_writer_that_deletes_is_not_waited_for(tmp_path: Path, monkeypatch: py
     engine.restore(make_state())
 
     def copy(state: Any, step: int) -> bool:
-        return engine.copy(state, step=step, samples=step * 8, shared={}, per_rank={})
+        return engine.copy(state, Reached(step, step * 8))
 
     eventually(lambda: copy(state, 1))
     saver: Any = engine._saver
@@ -157,7 +157,7 @@ def test_no_copies_where_nobody_would_store_them(
     job = Job(tmp_path / "store", host="127.0.0.1")
     engine, state = job.engine(1), make_state(1.0)
     engine.restore(make_state())
-    assert not engine.copy(state, step=1, samples=8, shared={}, per_rank={})
+    assert not engine.copy(state, Reached(1, 8))
     assert f"no copies are held in memory between saves: {why}" in job.warnings[-1]
     assert engine.copy_seconds is None
     assert not engine.can_copy

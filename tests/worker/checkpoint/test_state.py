@@ -11,7 +11,7 @@ import torch
 from test_engine import Job
 from torch import nn
 
-from resumable_training.checkpoint import TrainingState
+from resumable_training.checkpoint import Reached, TrainingState
 from resumable_training.checkpoint.errors import NotPlain, StateMismatch
 
 
@@ -34,7 +34,7 @@ def through_a_checkpoint(job: Job, saved: TrainingState, fresh: TrainingState) -
     """Save one state and restore it into the other."""
     first = job.engine(1)
     first.restore(saved)
-    assert first.save(saved, step=1, samples=1, shared={}, per_rank={}).ok
+    assert first.save(saved, Reached(1, 1)).ok
     assert job.engine(2).restore(fresh) is not None
 
 
@@ -102,7 +102,7 @@ def test_saving_does_not_step_a_fresh_optimizer(job: Job) -> None:
     state = TrainingState({"model": model}, {"optimizer": torch.optim.AdamW(model.parameters())})
     engine = job.engine(1)
     engine.restore(state)
-    engine.save(state, step=0, samples=0, shared={}, per_rank={})
+    engine.save(state, Reached(0, 0))
     assert not state.optimizers["optimizer"].state
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -201,7 +201,7 @@ def saved_with(job: Job, groups: Callable[[nn.Sequential], list[Any]]) -> None:
     engine = job.engine(1)
     engine.restore(state)
     step(state)
-    engine.save(state, step=1, samples=1, shared={}, per_rank={})
+    engine.save(state, Reached(1, 1))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_what_only_pickle_could_keep_is_refused(job: Job) -> None:
     engine.restore(state)
     average.values["hook"] = {"f": object()}
     with pytest.raises(NotPlain, match=r"average\['hook'\]\.f is a builtins\.object"):
-        engine.save(state, step=1, samples=1, shared={}, per_rank={})
+        engine.save(state, Reached(1, 1))
 
 
 class Unreadable:
@@ -302,7 +302,7 @@ def test_what_only_pickle_could_read_is_refused_in_optimizers(job: Job) -> None:
     engine.restore(state)
     optimizer.state[model[0].weight]["plan"] = Unreadable()
     with pytest.raises(NotPlain, match=r"optimizer\.state\[0\.weight\] is a .*Unreadable"):
-        engine.save(state, step=1, samples=1, shared={}, per_rank={})
+        engine.save(state, Reached(1, 1))
 
 
 class Counting(nn.Linear):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from resumable_training.checkpoint.errors import StorageUnavailable
-from resumable_training.checkpoint.reports import SaveReport
+from resumable_training.checkpoint.reports import Reached, SaveReport
 from resumable_training.contract import env, exitcodes, rankwire
 from resumable_training.contract.assignment import CheckpointConfig
 from resumable_training.saving import Saver
@@ -32,12 +32,12 @@ class Engine:
         self.can_copy = True
         self.dropped = 0
 
-    def copy(self, state: Any, *, step: int, durable_seconds: float | None, **_: Any) -> bool:
+    def copy(self, state: Any, reached: Reached, *, durable_seconds: float | None) -> bool:
         self.told_durable.append(durable_seconds)
         assert self.free_to_copy
         if not self.can_copy:
             return False
-        self.copied.append(step)
+        self.copied.append(reached.step)
         return True
 
     @property
@@ -54,13 +54,14 @@ class Engine:
     def busy(self) -> bool:
         return self.flight is not None
 
-    def save(self, state: Any, *, step: int, samples: int, anew: bool, **_: Any) -> SaveReport:
+    def save(self, state: Any, reached: Reached, *, anew: bool, **_: Any) -> SaveReport:
         assert self.flight is None
+        step = reached.step
         self.begun.append(step)
         if anew:
             self.planned_anew.append(step)
             self.outcome = {"ok": True}
-        self.flight = SaveReport(f"step-{step}", step, samples, blocking_ms=3, durable=False)
+        self.flight = SaveReport(f"step-{step}", step, reached.samples, blocking_ms=3, durable=False)
         return self.flight
 
     def land(self) -> None:

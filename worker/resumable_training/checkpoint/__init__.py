@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from resumable_training.checkpoint.engine import CheckpointEngine
-    from resumable_training.checkpoint.reports import RestoreReport, SaveReport
+    from resumable_training.checkpoint.reports import Reached, RestoreReport, SaveReport
     from resumable_training.checkpoint.state import TrainingState
 
-__all__ = ["CheckpointEngine", "RestoreReport", "SaveReport", "TrainingState"]
+__all__ = ["CheckpointEngine", "Reached", "RestoreReport", "SaveReport", "TrainingState"]
 
 _HOMES = {
     "CheckpointEngine": "engine",
+    "Reached": "reports",
     "RestoreReport": "reports",
     "SaveReport": "reports",
     "TrainingState": "state",

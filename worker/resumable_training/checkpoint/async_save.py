@@ -18,7 +18,6 @@ or save takes its place, and stored only if the rank dies. While a save is in fl
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import socket
@@ -29,8 +28,8 @@ from typing import Any
 
 from resumable_training.checkpoint import cargo, meeting
 from resumable_training.checkpoint.arena import NoArena
+from resumable_training.checkpoint.copies import Copies
 from resumable_training.checkpoint.errors import StorageUnavailable, Superseded
-from resumable_training.checkpoint.holding import Letter
 from resumable_training.checkpoint.keeper import RankLink
 from resumable_training.checkpoint.plan import Unsupported
 from resumable_training.checkpoint.ranks import Ranks
@@ -86,12 +85,9 @@ class AsynchronousSaver:
         self._busy = False  # the writer is at something, and be it retention
         self._saves = 0
         self._flight: _Flight | None = None
-        self._letter: Letter | None = None  # from the first copy to hold on
-        self._stands_by = False  # the writer has it, and would be missed by that of rank 0
-        self._to_hold: Message | None = None  # copied, but for GPUs that may be at it
+        self._copies = Copies(self._snapshot)  # between saves
+        self._stands_by = False  # the writer has their letter, and would be missed by that of rank 0
         self._plan_is_due = False  # what was copied was planned anew, and the writer does not know
-        self._copy_started = 0.0
-        self.copy_seconds: float | None = None
         self._last: SaveReport | None = None
         self._superseded: str | None = None
 
@@ -170,7 +166,7 @@ class AsynchronousSaver:
 
     def begin(self, task: SaveTask) -> SaveReport:
         started = time.monotonic()
-        self._to_hold = None
+        self._copies.forget()
         self._clear_the_way()
         self._prepare(task)
         if self._synchronous is not None:
@@ -190,7 +186,7 @@ class AsynchronousSaver:
 
         A writer that deletes is in no copy's way.
         """
-        return self._flight is None and (self._to_hold is None or self._snapshot.copied())
+        return self._flight is None and not self._copies.in_the_making
 
     def copy(self, task: SaveTask, durable_seconds: float | None = None) -> bool:
         """Copy the state as it is now, to be held; whether that was done.
@@ -198,19 +194,18 @@ class AsynchronousSaver:
         Not before this rank's writer stands by: until then nobody would store it.
         """
         self._prepare(task)
-        self._copy_started = time.monotonic()
+        started = time.monotonic()
         why = self._why_no_copies()
         if why:
             if self._ranks.rank == 0:
                 self._warn(f"no copies are held in memory between saves: {why}")
             return False
         if not self.free_to_copy:
-            return False  # GPUs may be behind: copied over now, and again next time, nothing were ever held
-        self._hold_when_copied()
+            return False
+        self._copies.settle()
         self._hear(0.0)  # a writer that died with nothing to do is missed here
         try:
-            if self._letter is None:
-                self._letter = Letter()
+            if self._copies.letter is None:
                 self._send_letter()
             if not self._stands_by:
                 return False
@@ -223,15 +218,16 @@ class AsynchronousSaver:
         if self._plan_is_due:
             self._send_plan()
         number = meeting.flight_number(self._saves, task.manifest.step)
-        letter = {"at": self._copy_started, "durable": durable_seconds or 0.0}
-        self._to_hold = {**_message(task, number, smalls), **letter}
-        self._hold_when_copied()
+        letter = {"at": started, "durable": durable_seconds or 0.0}
+        self._copies.hold({**_message(task, number, smalls), **letter}, started)
         return True
 
     def drop_held(self) -> None:
-        self._to_hold = None
-        if self._letter is not None:
-            self._letter.clear()
+        self._copies.drop()
+
+    @property
+    def copy_seconds(self) -> float | None:
+        return self._copies.seconds
 
     @property
     def can_copy(self) -> bool:
@@ -241,17 +237,6 @@ class AsynchronousSaver:
         if self._synchronous is not None:
             return "saves are not asynchronous here"
         return "" if env.KEEPER in os.environ else "no agent would keep them when a rank dies"
-
-    def _hold_when_copied(self) -> None:
-        message = self._to_hold
-        if message is None or not self._snapshot.copied():
-            return
-        assert self._snapshot.arena is not None
-        assert self._letter is not None
-        self._to_hold = None
-        with contextlib.suppress(OSError):  # no memory for it: nothing is held until the next one
-            self._letter.write({**message, "seal": self._snapshot.arena.seal()})
-            self.copy_seconds = time.monotonic() - self._copy_started
 
     def _prepare(self, task: SaveTask) -> None:
         """What the first save or copy does, and one that is planned anew; all ranks together."""
@@ -342,10 +327,9 @@ class AsynchronousSaver:
             return  # the next word to it tells; its successor gets the same
 
     def _send_letter(self) -> None:
-        assert self._letter is not None
         assert self._process is not None
         try:
-            self._process.send({"kind": "letter"}, self._letter.descriptor)
+            self._process.send({"kind": "letter"}, self._copies.open())
         except WriterDied:
             return  # as with the plan
 
@@ -368,7 +352,7 @@ class AsynchronousSaver:
         Raises:
             Superseded: the writer has found that a newer attempt owns the store.
         """
-        self._hold_when_copied()
+        self._copies.settle()
         if self._flight is None and not self._busy:
             return None
         before = self._last
@@ -415,9 +399,9 @@ class AsynchronousSaver:
     def hand_over(self, seconds: float) -> None:
         """Until the writer has what it needs to go on alone: GPUs may still copy, or hang, or be lost."""
         deadline = time.monotonic() + seconds
-        while self._to_hold is not None or (self._flight is not None and self._flight.message is not None):
+        while self._copies.to_be_held or (self._flight is not None and self._flight.message is not None):
             try:
-                self._hold_when_copied()
+                self._copies.settle()
                 self._send_when_copied()
             except RuntimeError:  # of torch: after an error on a GPU nothing that it was to copy is to be had
                 return
@@ -431,9 +415,7 @@ class AsynchronousSaver:
             self._process = None
         if self._listener is not None:
             self._listener.close()
-        if self._letter is not None:
-            self._letter.close()
-            self._letter = None
+        self._copies.close()
 
     def _hear(self, seconds: float) -> None:
         assert self._process is not None
@@ -502,7 +484,7 @@ class AsynchronousSaver:
             raise StorageUnavailable(f"no checkpoint writer can be started: {error}") from error
         if self._snapshot.arena is not None:
             self._send_plan()
-        if self._letter is not None:
+        if self._copies.letter is not None:
             self._send_letter()
 
 

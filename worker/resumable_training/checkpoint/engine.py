@@ -6,8 +6,7 @@ Every method is called by all ranks; all return, or all raise the same kind of e
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -15,23 +14,19 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from resumable_training.checkpoint import documents, identity, optimizers, resume
+from resumable_training.checkpoint import optimizers, resume
 from resumable_training.checkpoint.async_save import AsynchronousSaver
-from resumable_training.checkpoint.elsewhere import located
 from resumable_training.checkpoint.errors import (
-    CheckpointError,
     NoResumePoint,
     StorageUnavailable,
-    StoreExists,
     StoreMisconfigured,
-    Superseded,
 )
 from resumable_training.checkpoint.fence import Fence
 from resumable_training.checkpoint.fitness import Needs
 from resumable_training.checkpoint.footprint import state_bytes
 from resumable_training.checkpoint.inventory import Inventory
 from resumable_training.checkpoint.keeper import Flight, RankLink
-from resumable_training.checkpoint.listing import Survey, survey
+from resumable_training.checkpoint.lineage import Lineage, is_own
 from resumable_training.checkpoint.load import Loaded, Loader, Look
 from resumable_training.checkpoint.memory import Memory
 from resumable_training.checkpoint.moments import moment
@@ -39,7 +34,7 @@ from resumable_training.checkpoint.preflight import preflight
 from resumable_training.checkpoint.ranks import Ranks
 from resumable_training.checkpoint.read import NotWhole
 from resumable_training.checkpoint.recall import Room, recall, room
-from resumable_training.checkpoint.reports import Fallback, RestoreReport, SaveReport
+from resumable_training.checkpoint.reports import Fallback, Reached, RestoreReport, SaveReport
 from resumable_training.checkpoint.resume import Choice
 from resumable_training.checkpoint.save import Offer, Saver, SaveTask, SynchronousSaver
 from resumable_training.checkpoint.saved import Source
@@ -51,21 +46,17 @@ from resumable_training.checkpoint.state import (
     require_tracked,
 )
 from resumable_training.checkpoint.store import Store
-from resumable_training.checkpoint.stores import open_checkpoint, open_store
+from resumable_training.checkpoint.stores import open_store
 from resumable_training.checkpoint.verify import DAMAGED, Verdict
 from resumable_training.contract.assignment import CheckpointConfig
 from resumable_training.contract.manifest import (
-    RECORDS_DIRECTORY,
     Manifest,
     Record,
     StoreIdentity,
     checkpoint_name,
-    parse_checkpoint_name,
-    record_name,
 )
 
 RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # pauses before "cannot tell" ends the attempt
-_RESTORE_PIN_SECONDS = 3600.0
 
 
 class CheckpointEngine:
@@ -98,15 +89,16 @@ class CheckpointEngine:
         if not config.directory:
             raise StoreMisconfigured("no checkpoint directory is configured")
         self.config = config
-        self._job, self._job_uid, self._attempt = job, job_uid, attempt
+        self._job, self._attempt = job, attempt
         self._ranks = Ranks(group, rank, world_size)
-        self._counted = counted
         self._warn = warn
         self._retry_seconds = tuple(retry_seconds)
         self._store = open_store(config.directory)
+        self._lineage = Lineage(
+            self._store, job, job_uid, attempt, warn, counted=counted, retry_seconds=self._retry_seconds
+        )
         self._identity: StoreIdentity | None = None
         self._record: Record | None = None
-        self._known_records: dict[int, Record] = {}
         self._keeper = RankLink(rank)
         self._saver: Saver = SynchronousSaver(self._store, self._ranks, warn)
         if host is not None:
@@ -190,13 +182,14 @@ class CheckpointEngine:
                 return ours.enter_context(closing(self._loader(source, there, rooms)))
 
             def look() -> tuple[Choice, int, Offer, Look | None]:
-                choice, head = self._choose([one.checkpoint for one in fallback])
+                rejected = [one.checkpoint for one in fallback]
+                choice, head = self._lineage.choose(self.config, self._claimed, rejected)
                 offer = self._saver.offer()
                 if choice.kind == resume.FRESH:
                     return choice, head, offer, None
-                source = self._source(choice)
+                source = self._lineage.source(choice)
                 moment("load.pin")
-                self._pin(source, hold=True)
+                self._lineage.hold(source)
                 moment("load.look")
                 opened.append(loader_of(source))
                 return choice, head, offer, opened[0].look()
@@ -220,7 +213,8 @@ class CheckpointEngine:
             head + 1, choice.name, loaded.manifest, deliberate=choice.kind == resume.DELIBERATE
         )
         moment("load.unpin")
-        self._pin(source, hold=False)
+        if self._ranks.rank == 0:
+            self._lineage.release(source)
         self._saver.start(offer)  # not before: until here every core has better things to do
         return _restore_report(source, record, loaded, fallback, time.monotonic() - started)
 
@@ -245,43 +239,11 @@ class CheckpointEngine:
         """What can't be saved is better known now than after the first interval."""
         build_state_dict(state, shared={}, per_rank={}, rank=self._ranks.rank)
 
-    def _choose(self, rejected: Sequence[str]) -> tuple[Choice, int]:
-        identity.check_same(self._store, self._claimed)
-        seen = self._survey()
-        attempt = self._attempt if self._counted else None
-        choice = resume.choose(seen, self.config, self._job_uid, attempt, rejected)
-        where = self._store.location
-        if choice.kind == resume.SUPERSEDED:
-            raise Superseded(choice.reason)
-        if choice.kind == resume.POOR_LISTING:
-            raise StorageUnavailable(
-                f"{where}: {choice.reason}. To start from nothing, set startFresh: true."
-            )
-        if choice.kind == resume.ALL_DAMAGED:
-            raise NoResumePoint(f"{where}: {choice.reason}. To start from nothing, set startFresh: true.")
-        if choice.kind == resume.DELIBERATE:
-            choice = replace(choice, name=located(choice.name, self._store))
-        return choice, seen.chain.head
-
-    def _survey(self) -> Survey:
-        seen = survey(self._store, self._known_records)
-        self._known_records = {seq: record for seq, record in seen.records.items() if record}
-        return seen
-
-    def _source(self, choice: Choice) -> Source:
-        """In this store by name; anything else is the path or the URL of a DCP directory."""
-        if parse_checkpoint_name(choice.name):
-            return Source(self._store, choice.name, choice.name)
-        store, name = open_checkpoint(choice.name)
-        if store.location == self._store.location and parse_checkpoint_name(name):
-            return Source(self._store, name, name)
-        return Source(store, name, f"{store.location}/{name}", foreign=True)
-
     def _source_of_all(self, choice: Choice) -> Source:
-        """As ``_source``, on all ranks; or none: what is not in this store may open on some of them alone."""
-        if parse_checkpoint_name(choice.name):
-            return self._source(choice)
-        return self._ranks.together(lambda: self._source(choice))
+        """As ``Lineage.source``, on all ranks or none: what is elsewhere may open on some of them alone."""
+        if is_own(choice):
+            return self._lineage.source(choice)
+        return self._ranks.together(lambda: self._lineage.source(choice))
 
     def _pass_over(self, choice: Choice, verdict: Verdict, fallback: list[Fallback]) -> NoReturn:
         """Choose again after a damaged checkpoint; give up on a wanted one."""
@@ -293,81 +255,27 @@ class CheckpointEngine:
         fallback.append(Fallback(choice.name, verdict.reason))
         raise _ChooseAgain
 
-    def _pin(self, source: Source, *, hold: bool) -> None:
-        """Ask retention of an attempt that still runs to leave the checkpoint alone while it is read."""
-        if source.store is not self._store or self._ranks.rank != 0:
-            return
-        prefix = f"restore-{self._job_uid}-".replace("/", "-")
-        until = time.time() + _RESTORE_PIN_SECONDS
-        try:
-            if hold:
-                held = documents.Pin(source.name, self._job, until)
-                documents.pin(self._store, f"{prefix}{self._attempt}", held)
-            else:  # and those of attempts before this one that died while they held it
-                documents.unpin_up_to(self._store, prefix, self._attempt)
-        except CheckpointError as error:
-            self._warn(f"could not pin {source.name}: {error}")
-
     def _append_record(
         self, seq: int, parent: str | None, manifest: Manifest | None = None, *, deliberate: bool
     ) -> Record:
         """The act by which this attempt owns the store from here on; a loser of the race is superseded."""
-        record = Record(
-            seq=seq,
-            job_uid=self._job_uid,
-            attempt=self._attempt,
-            parent=parent,
-            parent_step=manifest.step if manifest else 0,
-            parent_samples=manifest.samples if manifest else 0,
-            nonce=uuid.uuid4().hex,
-            deliberate=deliberate,
-            requested=self.config.resume_from,
-            created=time.time(),
+        record = self._lineage.record(
+            seq, parent, manifest, deliberate=deliberate, requested=self.config.resume_from
         )
-        self._record = self._ranks.first(lambda: self._create_record(record))
+        self._record = self._ranks.first(lambda: self._lineage.append(record))
         return self._record
-
-    def _create_record(self, record: Record) -> Record:
-        name = f"{RECORDS_DIRECTORY}/{record_name(record.seq)}"
-        for pause in (*self._retry_seconds, None):
-            try:
-                self._store.create(name, documents.seal(record))
-                return record
-            except StoreExists:
-                break  # perhaps by our own earlier try
-            except StorageUnavailable:
-                if pause is None:
-                    raise
-                time.sleep(pause)
-        found = documents.read_record(self._store, record.seq)  # by its name: a listing may be old
-        if found is not None and found.nonce == record.nonce:
-            return record
-        if found is not None and self._is_older(found):
-            raise StorageUnavailable(
-                f"attempt {found.attempt} has just made record {record.seq} of {self._store.location}, or its"
-                " listing is old"
-            )
-        by = f"attempt {found.attempt} of job {found.job_uid}" if found else "another attempt"
-        raise Superseded(f"record {record.seq} of {self._store.location} was made by {by}")
-
-    def _is_older(self, record: Record) -> bool:
-        """Of an attempt that this one replaces: what it has done must be looked at, not be obeyed."""
-        return self._counted and record.job_uid == self._job_uid and record.attempt < self._attempt
 
     # Save -----------------------------------------------------------------------------------------------
 
     def save(
         self,
         state: TrainingState,
+        reached: Reached,
         *,
-        step: int,
-        samples: int,
-        shared: Mapping[str, Any],
-        per_rank: Mapping[str, bytes],
         history: tuple[str, ...] = (),
         anew: bool = False,
     ) -> SaveReport:
-        """Commit everything at ``step``. The report's ``ok`` tells; training goes on in either case.
+        """Commit everything at this step. The report's ``ok`` tells; training goes on in either case.
 
         Returns when the state may be changed again. Saving the same step twice commits once.
         ``anew``, the same on all ranks: they tell each other again what they hold, as at the first save.
@@ -379,23 +287,15 @@ class CheckpointEngine:
         """
         require_tracked(state)
         assert self._record is not None, "restore comes before the first save"
-        if self._committed and (self._committed.step, self._committed.samples) == (step, samples):
-            return self._committed
-        task = self._task(state, step, samples, shared, per_rank)
-        return self._finish(self._saver.begin(replace(task, history=history, anew=anew)))
+        committed = self._committed
+        if committed and (committed.step, committed.samples) == (reached.step, reached.samples):
+            return committed
+        task = replace(self._task(state, reached), history=history, anew=anew)
+        return self._finish(self._saver.begin(task))
 
-    def copy(
-        self,
-        state: TrainingState,
-        *,
-        step: int,
-        samples: int,
-        shared: Mapping[str, Any],
-        per_rank: Mapping[str, bytes],
-        durable_seconds: float | None = None,
-    ) -> bool:
-        """Hold everything at ``step`` in memory; it becomes a checkpoint if ranks die before the next copy or
-        save, and all of them hold the same step. False: left out, as while a save is in flight.
+    def copy(self, state: TrainingState, reached: Reached, *, durable_seconds: float | None = None) -> bool:
+        """Hold everything at this step in memory; it becomes a checkpoint if ranks die before the next copy
+        or save, and all of them hold the same step. False: left out, as while a save is in flight.
 
         ``durable_seconds``: what a save takes until it is durable. So the next attempt waits long enough.
 
@@ -403,7 +303,7 @@ class CheckpointEngine:
             NotPlain: as ``save``.
         """
         assert self._record is not None, "restore comes before the first copy"
-        return self._saver.copy(self._task(state, step, samples, shared, per_rank), durable_seconds)
+        return self._saver.copy(self._task(state, reached), durable_seconds)
 
     @property
     def free_to_copy(self) -> bool:
@@ -427,19 +327,12 @@ class CheckpointEngine:
         """What the newest copy took; None: there was none."""
         return self._saver.copy_seconds
 
-    def _task(
-        self,
-        state: TrainingState,
-        step: int,
-        samples: int,
-        shared: Mapping[str, Any],
-        per_rank: Mapping[str, bytes],
-    ) -> SaveTask:
+    def _task(self, state: TrainingState, reached: Reached) -> SaveTask:
         assert self._record is not None
         return SaveTask(
-            checkpoint_name(step, self._record.seq),
-            self._manifest(step, samples, shared),
-            Content(state, self._envelope(state, step, samples, shared), per_rank),
+            checkpoint_name(reached.step, self._record.seq),
+            self._manifest(reached),
+            Content(state, self._envelope(state, reached), reached.per_rank),
             self._fence,
             self._guard,
             keep_last=self.config.keep_last,
@@ -485,25 +378,23 @@ class CheckpointEngine:
         self._record = None
         return report
 
-    def _envelope(
-        self, state: TrainingState, step: int, samples: int, shared: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _envelope(self, state: TrainingState, reached: Reached) -> dict[str, Any]:
         return {
-            "step": step,
-            "samples": samples,
+            "step": reached.step,
+            "samples": reached.samples,
             "world_size": self._ranks.world_size,
             "optimizers": {name: optimizers.class_name(state, name) for name in state.optimizers},
-            "shared": dict(shared),
+            "shared": dict(reached.shared),
         }
 
-    def _manifest(self, step: int, samples: int, shared: Mapping[str, Any]) -> Manifest:
+    def _manifest(self, reached: Reached) -> Manifest:
         assert self._record is not None
-        fingerprint = shared.get("fingerprint")
+        fingerprint = reached.shared.get("fingerprint")
         return Manifest(
             store_id=self._claimed.store_id,
             record=self._record.seq,
-            step=step,
-            samples=samples,
+            step=reached.step,
+            samples=reached.samples,
             world_size=self._ranks.world_size,
             files={},
             attempt=self._attempt,

@@ -1,9 +1,20 @@
-"""What a restore and a save tell their caller. No torch."""
+"""What a save is told, and what a restore and a save tell their caller. No torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Where training has come to, and the small values that are kept with the tensors of that step."""
+
+    step: int
+    samples: int  # data position
+    shared: Mapping[str, Any] = field(default_factory=dict)  # the same on all ranks; rank 0's counts
+    per_rank: Mapping[str, bytes] = field(default_factory=dict)  # this rank's own
 
 
 @dataclass(frozen=True)
