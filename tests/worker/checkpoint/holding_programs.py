@@ -17,6 +17,7 @@ from rank_programs import begin, full_values, make_engine, make_state, reached, 
 
 from resumable_training.checkpoint import CheckpointEngine, TrainingState
 from resumable_training.checkpoint.moments import NOTE, WISH
+from resumable_training.checkpoint.snapshot import Snapshot
 from resumable_training.contract.manifest import checkpoint_name
 
 COPIES = 3  # of an attempt, one after each step that follows its save
@@ -32,6 +33,8 @@ class Death:
     after the last copy: "copy" or "save" one step more, "save anew", at which a moment counts, "drop", by
     the victim, of what it holds, or "block" the place where the copy would be stored.
     ``lands``: whether the last copy is to become a checkpoint. ``saves``: whether it began with a save.
+    ``late``: ranks whose GPUs are still at the last copy but one when the last is due, which they leave out.
+    ``caught_up``: when ranks die that copy is whole.
     """
 
     name: str
@@ -42,6 +45,8 @@ class Death:
     kills: tuple[str, ...] = (RANK,)
     then: str = ""
     saves: bool = True
+    late: tuple[int, ...] = ()
+    caught_up: bool = True
 
     def __str__(self) -> str:
         return self.name
@@ -51,6 +56,8 @@ class Death:
         """By how much it brings the job forward."""
         if self.then == "save":
             return COPIES + 2
+        if self.late and self.lands:
+            return COPIES
         return COPIES + 1 if self.lands else int(self.saves)
 
 
@@ -101,6 +108,20 @@ class Life:
         assert report is not None
         assert report.ok, report.message
 
+    @property
+    def is_late(self) -> bool:
+        return self.rank in self.death.late
+
+    def fall_behind(self) -> None:
+        """What is copied from now on is not whole: as with GPUs, whose copies are in their streams."""
+        if self.is_late:
+            self.copied, Snapshot.copied = Snapshot.copied, lambda _: False  # type: ignore[method-assign]
+
+    def catch_up(self) -> None:
+        if self.is_late and self.death.caught_up:
+            Snapshot.copied = self.copied  # type: ignore[method-assign]
+            self.engine.poll()  # as when the next step begins
+
     def together(self) -> None:
         if self.world_size > 1:
             dist.barrier()
@@ -110,13 +131,15 @@ class Life:
         death = self.death
         copies = death.copies is None or self.rank in death.copies
         if self.rank != death.victim and copies:
-            assert self.copy()
+            assert self.copy() != self.is_late
+            self.catch_up()
         self.together()
         if self.rank == death.victim:
             if death.then != "save anew":
                 self.note.unlink()
             if copies:
-                assert self.copy()
+                assert self.copy() != self.is_late
+                self.catch_up()
             self.kill_writer()
         self.more()
         self.together()
@@ -158,8 +181,10 @@ def life(
         one.train()
         if death.saves:
             one.save()
-        for _ in range(COPIES - 1):
+        for left in reversed(range(COPIES - 1)):
             one.train()
+            if left == 0:
+                one.fall_behind()
             while not one.copy():  # until the writer stands by
                 time.sleep(0.002)
         one.train()

@@ -36,6 +36,14 @@ BETWEEN_STEPS = [
     Death("rank 1 before any save", lands=False, copies=(0,), saves=False),
     Death("rank 1 before any save, with copies", lands=True, saves=False),
 ]
+LATE = [
+    Death("rank 1, whose GPUs are at it", lands=False, late=(1,), caught_up=False),
+    Death("rank 1 while those of rank 0 are at it", lands=False, late=(0,), caught_up=False),
+    Death("rank 1, which holds an older step", lands=False, late=(1,)),
+    Death("rank 0, which holds an older step", lands=False, victim=0, late=(0,)),
+    Death("rank 0 while rank 1 holds an older step", lands=False, victim=0, late=(1,)),
+    Death("rank 1 where both hold an older step", lands=True, late=(0, 1)),
+]
 WHOLE = {"hold.written", "hold.landed", "save.history"}  # from here on it is copied, or committed
 AT_MOMENTS = [
     Death(f"{moment} of rank {victim}", lands=moment in WHOLE, victim=victim, moment=moment)
@@ -85,6 +93,11 @@ def play(
 def test_ranks_that_die_between_steps(tmp_path: Path, home: Home) -> None:
     """Only the steps since the last copy are lost if all ranks hold it, else those since the newest save."""
     play(home, tmp_path, BETWEEN_STEPS, 2)
+
+
+def test_ranks_that_hold_different_steps(tmp_path: Path, home: Home) -> None:
+    """Where GPUs lag unequally: never a mixture. The step that is whole on all ranks, or the newest save."""
+    play(home, tmp_path, LATE, 2)
 
 
 def test_deaths_at_each_moment_of_a_copy(tmp_path: Path, home: Home) -> None:
