@@ -8,7 +8,8 @@ rank measured right before each save, at the same time as all others. Building D
 counted against a save with DCP.
 A restart restores into a model and an optimizer that were just made. Memory is looked at during the first
 save and one more at the end, which count for nothing else, since looking takes time itself.
-The table has medians over ranks and saves from the second on; the JSON has every number.
+The tables have medians over ranks and saves from the second on; the JSON has every number. A second, short
+one is of a large state: what a save costs besides its copy shows beside copies of a few milliseconds only.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ _RESULTS = Path(__file__).parent / "results" / "checkpoint.json"
 _STEP_SECONDS = 0.02
 _SAMPLE_SECONDS = 0.02
 _HEARD_SECONDS = 0.2  # until the benchmark looks at memory, or no longer does
+Setting = tuple[dict[str, Any], list[str]]  # options, and names of ways
 MEASURED = ("floors", "stalls", "durable", "steps", "slow_steps")
 
 
@@ -331,37 +334,69 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def settings(chosen: argparse.Namespace, ways: Sequence[str]) -> tuple[list[Setting], list[Setting]]:
+    """What is measured, and by which of the ``ways``: what was asked for, and the large state."""
+    wanted = [way for way in ways if not chosen.ways or way in chosen.ways]
+    both = {"saves": chosen.saves, "where": chosen.where}
+    asked = [
+        (
+            {"wrap": wrap, "shape": shape, "world_size": world_size, "megabytes": chosen.megabytes, **both},
+            wanted,
+        )
+        for wrap in chosen.wraps
+        for shape in chosen.shapes
+        for world_size in chosen.ranks
+    ]
+    few = [way for way in wanted if way in checkpoint_table.LARGE_WAYS]
+    large = [
+        (
+            {"wrap": wrap, "shape": "many", "world_size": ranks, "megabytes": chosen.also_megabytes, **both},
+            few,
+        )
+        for wrap in chosen.wraps
+        for ranks in (1, 2)
+    ]
+    return asked, large if few and chosen.also_megabytes not in (0, chosen.megabytes) else []
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    found.add_argument("--megabytes", type=int, default=96, help="of the state")
+    found.add_argument("--saves", type=int, default=5)
+    found.add_argument("--ranks", type=int, nargs="*", default=[1, 2, 4])
+    found.add_argument("--wraps", nargs="*", default=["ddp", "fsdp"])
+    found.add_argument("--shapes", nargs="*", default=["many", "fat"])
+    found.add_argument("--ways", nargs="*", help="names of ways; default: all")
+    found.add_argument(
+        "--also-megabytes",
+        type=int,
+        default=768,
+        help="of one large state, saved at 1 and 2 ranks, beside dcp.save alone; 0: none",
+    )
+    found.add_argument("--where", default=None, help="directory for checkpoints")
+    found.add_argument("--write-docs", action="store_true", help="put the tables into docs/")
+    return found
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--megabytes", type=int, default=96, help="of the state")
-    parser.add_argument("--saves", type=int, default=5)
-    parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2, 4])
-    parser.add_argument("--wraps", nargs="*", default=["ddp", "fsdp"])
-    parser.add_argument("--shapes", nargs="*", default=["many", "fat"])
-    parser.add_argument("--ways", nargs="*", help="names of ways; default: all")
-    parser.add_argument("--where", default=None, help="directory for checkpoints")
-    parser.add_argument("--write-docs", action="store_true", help="put the table into docs/")
-    chosen = parser.parse_args()
+    chosen = parser().parse_args()
     _CONTEXT.set_forkserver_preload(["torch._dynamo", "torch.distributed.fsdp", "checkpoint_ways"])
     sys.path.insert(0, str(Path(__file__).parent))
     from checkpoint_ways import WAYS
 
-    results = []
-    for wrap in chosen.wraps:
-        for shape in chosen.shapes:
-            for world_size in chosen.ranks:
-                setting = {"wrap": wrap, "shape": shape, "world_size": world_size}
-                setting |= {"megabytes": chosen.megabytes, "saves": chosen.saves, "where": chosen.where}
-                print(checkpoint_table.head(setting), flush=True)
-                for way in WAYS:
-                    if chosen.ways and way.name not in chosen.ways:
-                        continue
-                    results.append(measure({**setting, "way": way.name}))
-                    print(checkpoint_table.line(results[-1]), flush=True)
+    found: list[list[dict[str, Any]]] = []
+    for part in settings(chosen, [way.name for way in WAYS]):
+        found.append([])
+        for setting, ways in part:
+            print(checkpoint_table.head(setting), flush=True)
+            for way in ways:
+                found[-1].append(measure({**setting, "way": way}))
+                print(checkpoint_table.line(found[-1][-1]), flush=True)
+    results, large = found
     _RESULTS.parent.mkdir(exist_ok=True)
-    missed = checkpoint_table.judge(results)
-    _RESULTS.write_text(json.dumps({"results": results, "missed": missed}, indent=1) + "\n")
-    written = [_RESULTS, *([checkpoint_table.write(results)] if chosen.write_docs else [])]
+    missed = checkpoint_table.judge([*results, *large])
+    _RESULTS.write_text(json.dumps({"results": [*results, *large], "missed": missed}, indent=1) + "\n")
+    written = [_RESULTS, *([checkpoint_table.write(results, large)] if chosen.write_docs else [])]
     print("\n".join(["", *(missed or ["All aims are met."]), *(f"Written to {path}" for path in written)]))
 
 

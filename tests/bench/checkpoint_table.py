@@ -9,7 +9,9 @@ from typing import Any
 from measured_page import DOCS, machine, replace_measured
 
 PAGE = DOCS / "checkpoint-speed.md"
-OURS = "resumable-training"
+OURS, PLAIN = "resumable-training", "dcp.save"
+LARGE_WAYS = (OURS, PLAIN)  # by which the large state is saved
+_PARTS = ("measured", "large")  # of the page
 AIMS = {"stall": 1.15, "slow_down": 1.1, "bytes": 1.1, "memory_bytes": 64 << 20}
 Result = dict[str, Any]
 
@@ -63,11 +65,11 @@ def line(one: Result) -> str:
 def judge(results: Sequence[Result]) -> list[str]:
     """Where our own numbers miss an aim."""
     missed = []
-    plain = {key(one): one for one in results if one["way"] == "dcp.save"}
+    plain = {key(one): one for one in results if one["way"] == PLAIN}
     for one in results:
         if one["way"] != OURS:
             continue
-        where = f"{one['wrap']} x {one['world_size']}, {one['shape']}"
+        where = f"{one['wrap']} x {one['world_size']}, {one['megabytes']} MB, {one['shape']}"
         local = one["megabytes"] * (1 << 20) / one["world_size"]
         told = {
             "stall": one["stall"] / AIMS["stall"],
@@ -82,14 +84,16 @@ def judge(results: Sequence[Result]) -> list[str]:
     return missed
 
 
-def key(one: Result) -> tuple[str, str, int]:
+def key(one: Result) -> tuple[str, str, int, int]:
     """Of a setting: what is compared with each other."""
-    return one["wrap"], one["shape"], one["world_size"]
+    return one["wrap"], one["shape"], one["world_size"], one["megabytes"]
 
 
-def write(results: Sequence[Result]) -> Path:
-    """Replace the measured part of the page; the page's path."""
-    replace_measured(PAGE, section(results))
+def write(results: Sequence[Result], large: Sequence[Result] = ()) -> Path:
+    """Replace the measured parts of the page, each if there is something new; the page's path."""
+    for part, found in zip(_PARTS, (results, large), strict=True):
+        if found:
+            replace_measured(PAGE, section(found), part)
     return PAGE
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import bench_checkpoint
 import checkpoint_table
 import pytest
 
@@ -54,6 +55,55 @@ def test_new_numbers_replace_old_ones(tmp_path: Path, monkeypatch: pytest.Monkey
     assert page.read_text() == first
 
 
+def test_the_large_state_has_a_part_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured alone it leaves the other part as it was, and the other way round."""
+    page = tmp_path / "page.md"
+    page.write_text(checkpoint_table.PAGE.read_text())
+    monkeypatch.setattr(checkpoint_table, "PAGE", page)
+    small, large = [result(checkpoint_table.OURS)], [result(checkpoint_table.OURS, megabytes=768)]
+    before = page.read_text().partition("<!-- large -->")[0]
+    checkpoint_table.write([], large)
+    both = page.read_text()
+    assert both.startswith(before)
+    assert "ddp, 2 ranks, 768 MB, many" in both[len(before) :]
+    checkpoint_table.write(small)
+    assert page.read_text().endswith(both[len(before) :])
+
+
+@pytest.mark.parametrize(
+    ("asked", "small", "large"),
+    [
+        ("", 12, [("ddp", 1), ("ddp", 2), ("fsdp", 1), ("fsdp", 2)]),
+        ("--wraps ddp --ranks 4", 2, [("ddp", 1), ("ddp", 2)]),
+        ("--wraps ddp --ranks", 0, [("ddp", 1), ("ddp", 2)]),
+        ("--also-megabytes 0", 12, []),
+        ("--megabytes 768 --shapes many", 6, []),
+        ("--ways torch.save", 12, []),
+    ],
+)
+def test_what_a_run_measures(asked: str, small: int, large: list[tuple[str, int]]) -> None:
+    """What was asked for, and a large state, unless that was asked for or can't be compared."""
+    chosen = bench_checkpoint.parser().parse_args(asked.split())
+    ways = ["torch.save", checkpoint_table.OURS, checkpoint_table.PLAIN]
+    first, second = bench_checkpoint.settings(chosen, ways)
+    assert len(first) == small
+    assert [(one["wrap"], one["world_size"]) for one, _ in second] == large
+    assert all(names == [checkpoint_table.OURS, checkpoint_table.PLAIN] for _, names in second)
+    assert {one["megabytes"] for one, _ in second} <= {768}
+
+
+def test_a_way_is_compared_with_its_own_size() -> None:
+    """Not with what the other of two states took."""
+    large = {"megabytes": 768, "durable_ms": 600.0}
+    results = [
+        result(checkpoint_table.OURS),
+        PLAIN,
+        result(checkpoint_table.OURS, **large),
+        result("dcp.save", **{**large, "durable_ms": 500.0}),
+    ]
+    assert checkpoint_table.judge(results) == ["ddp x 2, 768 MB, many: durable 1.20 x its aim"]
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -70,4 +120,4 @@ def test_new_numbers_replace_old_ones(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_aims_that_are_missed_are_named(changed: dict[str, Any], said: list[str]) -> None:
     """With the setting, and by how much; another way's numbers are only compared with."""
     told = checkpoint_table.judge([result(checkpoint_table.OURS, **changed), PLAIN])
-    assert told == [f"ddp x 2, many: {one} its aim" for one in said]
+    assert told == [f"ddp x 2, 96 MB, many: {one} its aim" for one in said]
