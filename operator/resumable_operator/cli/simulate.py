@@ -32,6 +32,7 @@ from resumable_operator.simulate.grid import Cell, Summary, live, summarize
 
 _COSTS = (
     ("step", "time of a step at full size", "1s"),
+    ("copy", "of a copy in memory", "as a save takes from training"),
     ("reschedule", "a new worker on a machine that is there", "30s"),
     ("detect", "stage of a restart: the failure until it is known", "10s"),
     ("setup", "stage: processes, imports, model, data", "20s"),
@@ -50,6 +51,7 @@ _AXES = {
     "restart": "sum of the stages of a restart (R); keeps their proportions [80s]",
     "replace": "a lost machine until another is there [15m]",
     "notice": "of a spot wave [2m]",
+    "memory_every": "steps between copies in memory, or auto; 0: none [the spec's]",
 }
 
 

@@ -14,7 +14,14 @@ from resumable_operator.decide.assign import gpus_per_worker
 from resumable_operator.model import Checkpoint, JobSpec
 from resumable_operator.simulate.failures import Failure, Machines, Process, Racks, SpotWaves, Trace
 from resumable_operator.simulate.grid import Cell
-from resumable_operator.simulate.parameters import STAGES, Costs, Parameters, Restart, make_spec
+from resumable_operator.simulate.parameters import (
+    STAGES,
+    Costs,
+    Parameters,
+    Restart,
+    copies_at_most_of,
+    make_spec,
+)
 from resumable_training.contract.codec import ContractError, plain_from_json
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0, "": 1.0}
@@ -23,7 +30,7 @@ AUTO = "auto"
 MACHINE_MTBF = "264d"  # 419 unexpected interruptions of 2,048 machines in 54 days (Llama 3, section 3.3.4)
 AXES = (
     *("workers", "spares", "interval", "blocking", "durable", "mtbf", "machine_mtbf"),
-    *("restart", "replace", "notice"),
+    *("restart", "replace", "notice", "memory_every"),
 )
 _VARIED_COSTS = ("blocking", "durable", "replace")
 MOST_CELLS = 1000
@@ -108,6 +115,7 @@ def _cell(wish: Wish, chosen: Mapping[str, str], shown: Mapping[str, str]) -> Ce
         interval=_interval(chosen, spec.checkpoint, costs.step),
         gpus_per_worker=_gpus(wish, spec),
         days=wish.days,
+        memory_every=_memory_every(chosen, spec.checkpoint, costs),
     )
     machine_mtbf = _machine_mtbf(wish, chosen, spec.workers.replicas)
     processes = tuple(_processes(wish, chosen, machine_mtbf))
@@ -161,6 +169,16 @@ def _interval(chosen: Mapping[str, str], checkpoint: Checkpoint, step: float) ->
     if found <= 0:
         raise UsageProblem("--interval: give a time above 0, or auto")
     return found
+
+
+def _memory_every(chosen: Mapping[str, str], checkpoint: Checkpoint, costs: Costs) -> int:
+    """Steps between copies in memory; 0: none. ``auto``: as often as they take 1 % of training."""
+    text = chosen.get("memory_every", str(checkpoint.memory_every_steps or 0))
+    if text == AUTO:
+        return copies_at_most_of(costs.step, costs.copy_seconds)
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise UsageProblem(f"--memory-every: '{shorten(text)}' is not a number of steps, 0 for none, or auto")
+    return int(text)
 
 
 def _interval_of_spec(checkpoint: Checkpoint, step: float) -> float | Literal["auto"]:

@@ -24,6 +24,7 @@ _HEADINGS = {
     "mtbf": "MTBF",
     "replace": "replaced after",
     "blocking": "save blocks",
+    "memory_every": "memory every",
 }
 _LONGEST_REASON = 100
 
@@ -62,6 +63,8 @@ def notes(cell: Cell) -> Iterator[str]:
             f"saves come less often than every {_interval(cell)}: bounded by the time a save needs to become"
             f" durable, {duration(parameters.costs.durable)}"
         )
+    if parameters.memory_every and not any(process.spares_machines for process in cell.processes):
+        yield "copies in memory gain nothing: no failure leaves the machines good (--in-place)"
     for process in cell.processes:
         away = process.elsewhere(parameters.slots) if isinstance(process, Trace) else 0
         if away:
@@ -95,6 +98,7 @@ def _given(summary: Summary) -> str:
         f" {counted(workers.spares, 'spare')}",
         f"a save stops training for {duration(costs.blocking)}, durable after {duration(costs.durable)}",
         f"interval {_interval(cell)}",
+        *_copies(parameters),
         f"restart {duration(costs.restart.total)} ({stages})",
         f"a worker starts in {duration(costs.reschedule)}, a lost machine is replaced"
         f" after {duration(costs.replace)}",
@@ -103,6 +107,12 @@ def _given(summary: Summary) -> str:
     ]
     varied = ", ".join(_heading(name) for name in cell.axes)
     return "; ".join(fixed) + (f". Varied below: {varied}; given here is the first row's." if varied else "")
+
+
+def _copies(parameters: Parameters) -> Iterator[str]:
+    if parameters.memory_every:
+        steps = counted(parameters.memory_every, "step")
+        yield f"a copy in memory every {steps} takes {duration(parameters.costs.copy_seconds)}"
 
 
 def _gpus(parameters: Parameters) -> str:

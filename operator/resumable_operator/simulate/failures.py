@@ -49,6 +49,11 @@ class Machines:
     shape: float = 1.0
     in_place: float = 0.0
 
+    @property
+    def spares_machines(self) -> bool:
+        """Whether some failures kill ranks alone."""
+        return self.in_place > 0
+
     def failures(self, slots: int, streams: Streams) -> Iterator[Failure]:
         return heapq.merge(
             *(self._of_one(slot, streams(f"machine/{slot}")) for slot in range(slots)), key=_at
@@ -71,6 +76,7 @@ class Racks:
 
     size: int
     mtbf: float
+    spares_machines = False
 
     def failures(self, slots: int, streams: Streams) -> Iterator[Failure]:
         racks = range(0, slots, self.size)
@@ -101,6 +107,7 @@ class SpotWaves:
     share: float
     notice: float = 120.0
     lasts: float = 3600.0
+    spares_machines = False
 
     def failures(self, slots: int, streams: Streams) -> Iterator[Failure]:
         when, at = streams("waves"), 0.0
@@ -117,6 +124,10 @@ class Trace:
     """Failures that were written down. Those of machines that the job does not have do not concern it."""
 
     failed: tuple[Failure, ...]
+
+    @property
+    def spares_machines(self) -> bool:
+        return any(failure.in_place for failure in self.failed)
 
     def elsewhere(self, slots: int) -> int:
         """How many failures are of machines alone that the job does not have."""

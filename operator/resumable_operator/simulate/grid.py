@@ -33,10 +33,10 @@ class Cell:
         """Runtime goodput by the exact formula, for a fixed interval and independent failures.
 
         The formula knows synchronous saves. Of others a failure takes the one in flight along, and with it
-        the work done meanwhile: that counts as a longer restart.
+        the work done meanwhile: that counts as a longer restart. It knows no copies in memory.
         """
         interval = self.parameters.interval_in_force
-        if self.mtbf_seconds is None or interval is None:
+        if self.mtbf_seconds is None or interval is None or self.parameters.memory_every:
             return None
         costs = self.parameters.costs
         lost = costs.restart.total + max(0.0, costs.durable - costs.blocking)

@@ -39,6 +39,7 @@ from resumable_training.contract.formulas import auto_interval
 
 _MOST_PASSES = 100  # at one moment
 _KILLED = -9
+_MOST_LANDING_MS = 120_000  # for a copy in memory to be stored when its ranks are dead
 
 
 def simulate_job(parameters: Parameters, failures: Iterator[Failure], uid: str) -> Outcome:
@@ -79,6 +80,8 @@ class _Life:
         self._attempt = 0
         self._begun: dict[int, int] = {}  # members that have their part, by attempt
         self._committed, self._has_checkpoint = 0, False
+        self._landing = 0  # until then writers of dead ranks store what these held
+        self._landed = False  # they did, and nobody has told of it
         self._interval = 0
         self._told = False  # something that the operator hears of
         self._passes = 0
@@ -153,6 +156,7 @@ class _Life:
         """Its ranks die, and all of the attempt with them; the machine and its agent live on."""
         worker = self._fleet.workers.get(machine.worker or "")
         if worker is not None and self._trains(worker):
+            self._keep_copy()
             self._kill_ranks()
             self._later(self._costs.restart.detect, self._show_exit, worker, self._attempt)
 
@@ -206,10 +210,28 @@ class _Life:
             ranks.kill(self._now)
             self._report(ranks)
 
+    def _keep_copy(self) -> None:
+        """What all ranks hold in memory when they die becomes a checkpoint, as no machine went with them.
+
+        Writers get as long for it as the steps in it took, and the next attempt waits for them.
+        """
+        ranks = self._ranks
+        held = ranks.held(self._now) if ranks is not None else None
+        if ranks is None or held is None:
+            return
+        worth = (held - self._committed) * ranks.timing.step
+        patience, needed = min(worth, _MOST_LANDING_MS), _ms(self._costs.durable)
+        self._landing = self._now + min(needed, patience)
+        if needed <= patience:
+            self._committed, self._has_checkpoint, self._landed = held, True, True
+
     def _hear(self, ranks: Ranks, told: Told) -> None:
         """What they told on the way."""
         if told == "restored":
             self._say(events.RANK_CONNECTED, {"rank": 0, "pid": 1})
+            if self._landed:
+                self._landed = False
+                self._say_committed()
             self._say(events.RESTORED, {"step": ranks.committed, "samples": ranks.committed})
         elif told == "first step":
             self._told = True
@@ -225,18 +247,21 @@ class _Life:
     def _commit(self, ranks: Ranks) -> None:
         """A checkpoint is durable. A job that waits for one to grow is told at once."""
         self._committed, self._has_checkpoint = ranks.committed, True
+        self._say_committed()
+        attempt = self._job.status.attempt
+        self._told |= attempt.grow_ready_since is not None or attempt.state != "running"
+
+    def _say_committed(self) -> None:
         made = {
-            "step": ranks.committed,
-            "samples": ranks.committed,
-            "checkpoint": f"step-{ranks.committed}",
+            "step": self._committed,
+            "samples": self._committed,
+            "checkpoint": f"step-{self._committed}",
             "blocking_ms": _ms(self._costs.blocking),
             "durable_ms": _ms(self._costs.durable),
         }
         said = self._fleet.workers[self._members[0]].said
         said[:] = [timed for timed in said if timed.event.kind != events.CHECKPOINT]  # the newest counts
         self._say(events.CHECKPOINT, made)
-        attempt = self._job.status.attempt
-        self._told |= attempt.grow_ready_since is not None or attempt.state != "running"
 
     def _report(self, ranks: Ranks) -> None:
         self._say(events.PROGRESS, to_plain(ranks.report(self._now)))
@@ -252,15 +277,18 @@ class _Life:
         size = len(assignment.members)
         restart, full = self._costs.restart, self._parameters.spec.workers.replicas
         begun = self._now
+        setup, rendezvous = _ms(restart.setup), _ms(restart.rendezvous)
         timing = Timing(
-            setup=_ms(restart.setup),
-            rendezvous=_ms(restart.rendezvous),
-            restoring=_ms(restart.restore),
+            setup=setup,
+            rendezvous=rendezvous,
+            restoring=_ms(restart.restore) + max(0, self._landing - begun - setup - rendezvous),
             warmup=_ms(restart.warmup),
             step=_step_ms(self._costs.step * full / size),
             blocking=_ms(self._costs.blocking),
             durable=_ms(self._costs.durable),
             interval=lambda measured: self._interval_of(assignment.checkpoint, begun, measured),
+            copy=_ms(self._costs.copy_seconds),
+            copy_every=self._parameters.memory_every,
         )
         self._attempt = assignment.attempt
         self._members = tuple(member.worker for member in assignment.members)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
@@ -10,6 +11,7 @@ from resumable_operator.model import JobSpec, parse_spec
 
 STAGES = ("detect", "setup", "rendezvous", "restore", "warmup")  # of a restart with all workers there
 SECONDS_PER_DAY = 86_400.0
+COPY_SHARE = 0.01  # of training; as in the worker's ``schedule``
 
 
 @dataclass(frozen=True)
@@ -45,19 +47,28 @@ class Costs:
     durable: float = 30.0  # from the start of a save until it is committed
     reschedule: float = 30.0  # a worker on a machine that is there: pulled, started, agent heard
     replace: float = 900.0  # a lost machine until there is another in its stead
+    copy: float | None = (
+        None  # what one copy in memory takes; None: as ``blocking``, as a save begins with one
+    )
     restart: Restart = field(default_factory=Restart)
+
+    @property
+    def copy_seconds(self) -> float:
+        return self.blocking if self.copy is None else self.copy
 
 
 @dataclass(frozen=True)
 class Parameters:
     """One job. ``interval`` in seconds of work between saves, or ``auto``. ``gpus_per_worker`` 0: none, or
-    not known; time is then weighted with workers."""
+    not known; time is then weighted with workers. ``memory_every``: steps between copies in memory, which
+    failures leave whole that kill ranks alone; 0: none are made."""
 
     spec: JobSpec
     costs: Costs = field(default_factory=Costs)
     interval: float | Literal["auto"] = "auto"
     gpus_per_worker: int = 8
     days: float = 30.0
+    memory_every: int = 0
 
     @property
     def interval_in_force(self) -> float | None:
@@ -80,6 +91,11 @@ class Parameters:
     def slots(self) -> int:
         """Machines that the job has: one for each worker, and for each spare."""
         return self.spec.workers.replicas + self.spec.workers.spares
+
+
+def copies_at_most_of(step: float, copy: float) -> int:
+    """Steps between copies in memory as ``auto`` has it: they take COPY_SHARE of the steps' time. Seconds."""
+    return max(1, math.ceil(copy / (COPY_SHARE * step)))
 
 
 def make_spec(

@@ -2,7 +2,8 @@
 
 Times are integer milliseconds, so that what they report adds up exactly. They do what the worker library
 does: restore the newest durable checkpoint, warm up with one step, train, save when it is due, drain at the
-end of a step. Steps below the high-water mark are rework.
+end of a step. Steps below the high-water mark are rework. Where they copy in memory between saves they do so
+at multiples of ``copy_every``, unless a save is in flight.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _NEXT = {"setup": "rendezvous", "rendezvous": "restoring", "restoring": "warmup"
 @dataclass(frozen=True)
 class Timing:
     """Milliseconds. ``interval``: of work from the end of a save to the start of the next, asked at that
-    time; its argument tells whether a save has been measured before."""
+    time; its argument tells whether a save has been measured before. ``copy``: what a copy in memory takes,
+    after each step that is a multiple of ``copy_every``; 0: there are none."""
 
     setup: int
     rendezvous: int
@@ -30,6 +32,17 @@ class Timing:
     blocking: int
     durable: int
     interval: Callable[[bool], int]
+    copy: int = 0
+    copy_every: int = 0
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """What of a stretch of training is over: whole steps and whole copies. ``copying``: one is being made."""
+
+    steps: int
+    copies: int = 0
+    copying: bool = False
 
 
 @dataclass
@@ -58,6 +71,8 @@ class Ranks:
         self._drains = False
         self._saved = self.step if self.has_checkpoint else -1  # newest step that a save was begun for
         self._commit_at: int | None = None
+        self._goal = self.step  # at which this stretch of training ends
+        self._held: int | None = None  # step of the last copy that was settled
 
     @property
     def next_at(self) -> int:
@@ -95,9 +110,23 @@ class Ranks:
         if self._drains or self.stopped:
             return
         self._drains = True
-        if self.stage == "training":
+        if self.stage == "training" and (over := self._over(at)).copying:
+            self._until = self.since + over.steps * self.timing.step + (over.copies + 1) * self.timing.copy
+        elif self.stage == "training":
             self._settle(at)
             self._until = self.since + (self.timing.step if at > self.since else 0)
+
+    def held(self, at: int) -> int | None:
+        """Step of the copy that is whole in memory at ``at``; None: there is none.
+
+        The memory is that of saves too: one in flight has it. A copy in the making is over the one before.
+        """
+        if self.stage != "training" or self._commit_at is not None or self.stopped:
+            return None
+        over = self._over(at)
+        if over.copying:
+            return None
+        return self._step_of_copy(over.copies) if over.copies else self._held
 
     def kill(self, at: int) -> None:
         """They end now: a step in the making and a save that is not durable are lost."""
@@ -109,8 +138,9 @@ class Ranks:
         """Rank 0's totals as its agent would tell them at ``at``."""
         totals, step = dict(self.totals), self.step
         if self.stage == "training" and not self.stopped:
-            step += self._steps_until(at)
-            _add(totals, self._worth(step))
+            over = self._over(at)
+            step += over.steps
+            _add(totals, self._worth(step, over.copies))
         return ProgressReport(
             rank=0,
             started_ms=self.started,
@@ -128,24 +158,50 @@ class Ranks:
     def _settle(self, at: int) -> None:
         """Count what is over at ``at``: whole steps, whole stages."""
         if self.stage == "training":
-            done = self._steps_until(at)
-            _add(self.totals, self._worth(self.step + done))
-            self.step += done
-            self.since += done * self.timing.step
+            over = self._over(at)
+            _add(self.totals, self._worth(self.step + over.steps, over.copies))
+            self._held = self._step_of_copy(over.copies) if over.copies else self._held
+            self.step += over.steps
+            self.since += over.steps * self.timing.step + over.copies * self.timing.copy
         elif at >= self._until:
             _add(self.totals, {self.phase: self._until - self.since})
             self.step += self.stage == "warmup"
             self.since = self._until
 
-    def _steps_until(self, at: int) -> int:
-        return max(0, min(at, self._until) - self.since) // self.timing.step
+    @property
+    def _copies(self) -> bool:
+        return self.timing.copy_every > 0 and self._commit_at is None
 
-    def _worth(self, until: int) -> dict[str, int]:
-        """Milliseconds by phase of the steps from the settled ones to ``until``."""
+    @property
+    def _since_copy(self) -> int:
+        """Steps from the last multiple of ``copy_every`` to the settled ones."""
+        return self.step % self.timing.copy_every
+
+    def _over(self, at: int) -> _Stretch:
+        """Of the steps that are not settled. A round is ``copy_every`` steps and the copy after them."""
+        elapsed, step = max(0, min(at, self._until) - self.since), self.timing.step
+        if not self._copies:
+            return _Stretch(elapsed // step)
+        every, before = self.timing.copy_every, self._since_copy
+        rounds, rest = divmod(elapsed + before * step, every * step + self.timing.copy)
+        steps = rounds * every + min(every, rest // step) - before
+        return _Stretch(steps, rounds, rest > every * step)
+
+    def _span(self, steps: int) -> int:
+        """Milliseconds that so many steps take from now on, with the copies between them."""
+        copies = (self._since_copy + steps - 1) // self.timing.copy_every if self._copies and steps else 0
+        return steps * self.timing.step + copies * self.timing.copy
+
+    def _step_of_copy(self, number: int) -> int:
+        return self.step - self._since_copy + number * self.timing.copy_every
+
+    def _worth(self, until: int, copies: int) -> dict[str, int]:
+        """Milliseconds by phase of the steps from the settled ones to ``until``, and of copies."""
         again = max(0, min(until, self.high_water) - self.step)
         return {
             "rework": again * self.timing.step,
             "productive": (until - self.step - again) * self.timing.step,
+            "checkpointing": copies * self.timing.copy,
         }
 
     def _enter(self, stage: str, at: int) -> None:
@@ -165,12 +221,14 @@ class Ranks:
             work = max(work, self._commit_at - at)
         steps = max(1, round(work / self.timing.step))
         self._enter("training", at)
-        self._until = at + steps * self.timing.step
+        self._goal = self.step + steps
+        self._until = at + self._span(steps)
         return "nothing"
 
     def _save(self, at: int) -> None:
         """Begin one; or, when draining, wait for the one in flight."""
         self._enter("saving", at)
+        self._held = None
         if self._commit_at is not None:
             self._until = max(at, self._commit_at)
             return
@@ -179,7 +237,11 @@ class Ranks:
         self._until = self._commit_at if self._drains else at + self.timing.blocking
 
     def _commit(self) -> Told:
+        assert self._commit_at is not None
+        self._settle(self._commit_at)
         self.committed, self.has_checkpoint, self._commit_at = self._saved, True, None
+        if self.stage == "training" and not self._drains:  # copies are made again
+            self._until = self.since + self._span(self._goal - self.step)
         return "committed"
 
     def _stop(self) -> Told:

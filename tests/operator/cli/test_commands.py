@@ -56,7 +56,7 @@ FROZEN: dict[str, list[str]] = {
             "--replace",
             "--notice",
         ),
-        *("--step", "--blocking", "--durable", "--reschedule"),
+        *("--step", "--blocking", "--durable", "--copy", "--reschedule", "--memory-every"),
         *("--detect", "--setup", "--rendezvous", "--restore", "--warmup"),
         *("--min", "--gpus", "--weibull", "--in-place", "--racks", "--spot", "--trace"),
         *("--days", "--seeds", "--seed", "--processes", "--from-run", "--json", "--csv", "--plot", "JOB"),

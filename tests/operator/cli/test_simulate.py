@@ -107,6 +107,31 @@ def test_a_job_that_gives_up_is_said(tmp_path: Path) -> None:
     assert "spent by" not in output
 
 
+def test_copies_in_memory_help_where_ranks_die_and_machines_stay() -> None:
+    """Each row names its steps between copies; where every failure takes a machine it says that none help."""
+    line = ("--workers", "2", "--mtbf", "1h", "--interval", "30m", "--blocking", "1s", "--durable", "5s")
+    axis = ("--memory-every", "0,100,auto", "--copy", "200ms")
+    never, often, auto = cells(*line, *axis, "--in-place", "1")
+    assert never["goodput"]["mean"] < often["goodput"]["mean"] < auto["goodput"]["mean"]
+    assert (never["runtimeByFormula"] is None, often["runtimeByFormula"]) == (False, None)
+    assert [cell["notes"] for cell in (never, often, auto)] == [[], [], []]
+    output = " ".join(simulate(*line, "--memory-every", "auto").output.split())
+    assert "a copy in memory every 100 steps takes 1.0 s" in output  # as a save stops training
+    assert "copies in memory gain nothing: no failure leaves the machines good (--in-place)" in output
+
+
+def test_a_job_file_says_how_often_it_copies(tmp_path: Path) -> None:
+    """As the spec has it: a number of steps, or auto; options overrule it."""
+    spec = {"workers": {"replicas": 1}, "checkpoint": {"memoryEverySteps": 7}}
+    told = [({}, 7), ({"memory_every": "0"}, 0), ({"memory_every": "auto"}, 500)]
+    for axes, steps in told:
+        (cell,) = cells_of(Wish(spec=spec, axes=axes))
+        assert cell.parameters.memory_every == steps
+    spec = {"workers": {"replicas": 1}, "checkpoint": {"memoryEverySteps": "auto"}}
+    (cell,) = cells_of(Wish(spec=spec, costs={"copy": "30ms", "step": "500ms"}))
+    assert cell.parameters.memory_every == 6
+
+
 def test_a_job_file_gives_its_numbers(tmp_path: Path) -> None:
     """Workers, smallest size, spares; of steps, seconds and the longest interval the earliest counts."""
     path = tmp_path / "job.yaml"
@@ -315,6 +340,8 @@ def test_processes_from_the_command_line() -> None:
         (("--racks", "4"), "--racks: '4' is not SIZE:MTBF"),
         (("--spot", "1d:25"), "is not a share of the machines"),
         (("--weibull", "0.7", "--spot", "1d:0.5"), "--weibull and --in-place are of machines that fail"),
+        (("--memory-every", "-1"), "--memory-every: '-1' is not a number of steps, 0 for none, or auto"),
+        (("--memory-every", "5m"), "--memory-every: '5m' is not a number of steps"),
         (("--notice", "2m"), "--notice is that of a spot wave"),
         (("-n", "team"), "are for --from-run of a job in a cluster"),
         (("--step", "0"), "a step takes 1 ms or more"),
