@@ -82,6 +82,7 @@ class AsynchronousSaver:
         self._up = False  # it has said that it is ready
         self._listener: socket.socket | None = None
         self._begin: Message = {}
+        self._is_due = False  # no writer was started yet, and from now on one may be
         self._busy = False  # the writer is at something, and be it retention
         self._saves = 0
         self._flight: _Flight | None = None
@@ -107,7 +108,10 @@ class AsynchronousSaver:
         return secrets.token_hex(16), self._listener.getsockname()[1]
 
     def start(self, offer: Offer) -> None:
-        """Start the writers, which get ready in the gaps that the ranks leave them."""
+        """Writers may start: at the first ``poll``, or save or copy if that comes earlier.
+
+        Not yet, since an attempt's first step is to come soon, and every core is at it.
+        """
         if self._begin:
             return
         secret, port = offer
@@ -121,6 +125,13 @@ class AsynchronousSaver:
             "port": port,
             "listener": self._listener.fileno() if self._listener else -1,
         }
+        self._is_due = True
+
+    def _start_if_due(self) -> None:
+        """This rank's writer, which gets ready in the gaps that the ranks leave it."""
+        if not self._is_due:
+            return
+        self._is_due = False
         try:
             self._start_process()
         except (OSError, WriterDied) as error:
@@ -132,6 +143,7 @@ class AsynchronousSaver:
             self._fall_back("a checkpoint writer did not start")
 
     def _has_writer(self) -> bool:
+        self._start_if_due()
         if self._process is None:
             return False
         try:
@@ -191,8 +203,11 @@ class AsynchronousSaver:
     def copy(self, task: SaveTask, durable_seconds: float | None = None) -> bool:
         """Copy the state as it is now, to be held; whether that was done.
 
-        Not before this rank's writer stands by: until then nobody would store it.
+        Not before this rank's writer stands by: until then nobody would store it. Before ranks have told
+        each other what they have, all ranks' must; nobody waits for that.
         """
+        if self._is_too_early():
+            return False
         self._prepare(task)
         started = time.monotonic()
         why = self._why_no_copies()
@@ -203,11 +218,8 @@ class AsynchronousSaver:
         if not self.free_to_copy:
             return False
         self._copies.settle()
-        self._hear(0.0)  # a writer that died with nothing to do is missed here
         try:
-            if self._copies.letter is None:
-                self._send_letter()
-            if not self._stands_by:
+            if not self._has_standby():
                 return False
             smalls, is_new = self._snapshot.take(task.content)
         except (Unsupported, OSError):
@@ -221,6 +233,40 @@ class AsynchronousSaver:
         letter = {"at": started, "durable": durable_seconds or 0.0}
         self._copies.hold({**_message(task, number, smalls), **letter}, started)
         return True
+
+    def _is_too_early(self) -> bool:
+        """Before ranks have told each other what they have: writers are coming up, and not all stand by."""
+        if self._agreed or self._synchronous is not None:  # the same on all ranks, as what follows is for all
+            return False
+        standing = self._ranks.gather(self._has_first_standby())
+        return None not in standing and not all(standing)
+
+    def _has_first_standby(self) -> bool | None:
+        """As ``_has_standby``; None: this rank's writer has ended or never began, or nobody would keep it."""
+        self._start_if_due()
+        if self._process is None or self._why_no_copies():
+            return None
+        try:
+            for message in self._process.messages():
+                self._take(message)
+            if self._copies.letter is None:
+                self._send_letter()
+        except WriterDied:
+            return None
+        except OSError:  # no memory for a letter
+            return False
+        return self._stands_by
+
+    def _has_standby(self) -> bool:
+        """Whether this rank's writer would store what is held.
+
+        Raises:
+            OSError: there is no memory to say so in.
+        """
+        self._hear(0.0)  # a writer that died with nothing to do is missed here
+        if self._copies.letter is None:
+            self._send_letter()
+        return self._stands_by
 
     def drop_held(self) -> None:
         self._copies.drop()
@@ -352,6 +398,7 @@ class AsynchronousSaver:
         Raises:
             Superseded: the writer has found that a newer attempt owns the store.
         """
+        self._start_if_due()
         self._copies.settle()
         if self._flight is None and not self._busy:
             return None

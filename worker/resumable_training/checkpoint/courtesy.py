@@ -18,15 +18,16 @@ import os
 import sys
 
 NICE = 10
+_LAST = 19
 
 
-def give_way() -> None:
-    """From now on, for this thread and those that it starts; Linux knows no more of a process.
+def give_way(pid: int) -> None:
+    """From now on, for a process that was just started, before it has threads: Linux goes by threads.
 
-    Where it is not allowed, all stays as it is.
+    Where it is not allowed, or the process has ended, all stays as it is.
     """
     with contextlib.suppress(OSError):
-        os.nice(NICE)
+        os.setpriority(os.PRIO_PROCESS, pid, min(os.getpriority(os.PRIO_PROCESS, pid) + NICE, _LAST))
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))

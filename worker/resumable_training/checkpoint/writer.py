@@ -11,16 +11,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from resumable_training.checkpoint.courtesy import give_way
 from resumable_training.contract.framing import Inbox, Message, send
 
 _NOT_MEANT = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}  # for the rank; they reach whole groups
 _CLOSE_SECONDS = 60.0  # for retention that is still at work
 _ROOT = str(Path(__file__).resolve().parents[2])
 # The package is found as here, even where the script has put its place on the path; last, so that nothing in
-# that place hides a module of the standard library. Its imports already are not to cost the ranks a core.
+# that place hides a module of the standard library.
 PROGRAM = (
     "import sys; sys.path.append(sys.argv.pop(1));"
-    " from resumable_training.checkpoint.courtesy import give_way; give_way();"
     " from resumable_training.checkpoint.writer_main import main; main()"
 )
 
@@ -49,6 +49,7 @@ class WriterProcess:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
+        give_way(self._process.pid)  # at once: its own start already is not to cost the ranks a core
         self._socket = ours
         self._inbox = Inbox(ours)
 
