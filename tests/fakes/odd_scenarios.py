@@ -137,11 +137,11 @@ def fails_with_a_save_in_flight(*, result: str, how: str) -> None:
     run.track(model=model, optimizer=optimizer)
     for step in run.steps(data, until=9, stop_on_nonfinite=True):
         engine: Any = run._session.saver._engine  # type: ignore[union-attr]
-        writer = engine._saver._process.pid
         if step.number == 2:
             while engine.busy:  # also with retention
                 engine.poll()
                 time.sleep(0.01)
+            writer = engine._saver._process.pid
             os.kill(writer, signal.SIGSTOP)
         apply(step, model, optimizer)
         if step.number == 3:

@@ -238,7 +238,7 @@ class Saver:
     def _copy(self) -> None:
         """Have the state as it is now held in memory: no checkpoint, unless this attempt ends with it.
 
-        Not collective but for the first one: who has a save in flight leaves it out, and collects nothing.
+        Not collective but for the first ones: who has a save in flight leaves it out, and collects nothing.
         """
         if not self._engine.free_to_copy:
             return

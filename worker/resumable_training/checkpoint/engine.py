@@ -215,7 +215,7 @@ class CheckpointEngine:
         moment("load.unpin")
         if self._ranks.rank == 0:
             self._lineage.release(source)
-        self._saver.start(offer)  # not before: until here every core has better things to do
+        self._saver.start(offer)
         return _restore_report(source, record, loaded, fallback, time.monotonic() - started)
 
     def _loader(self, source: Source, there: Inventory, rooms: Sequence[Room]) -> Loader:
