@@ -9,25 +9,23 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from resumable_training.contract import env
 
-_LIBRARY = (
-    *("async_save", "documents", "elsewhere", "fitness", "load", "optimizers", "preflight", "resume"),
-    *("state", "stores"),
-)
-
 SCRIPT, MODULE, TEXT = "script", "module", "text"
 
-# Imported where it is installed. Of the library, what a rank would load on its way to the first step.
+# Imported where it is installed: what a rank would load on its way to the first step, and hardly more. Two
+# modules of the library load the rest of it.
 USUAL = (
     "torch",
     "torch.distributed",
     "torch.distributed.checkpoint",
     "torch.nn.parallel",
     "torch.utils.data",
+    "torch.utils.serialization.config",
     "torch._dynamo",
     "numpy",
     "fsspec",
+    "encodings.idna",  # for addresses
     "resumable_training.run",
-    *("resumable_training.checkpoint." + name for name in _LIBRARY),
+    "resumable_training.checkpoint.engine",
 )
 # Of those, what needs no library of torch's, and can be imported while they are loaded; and before that,
 # modules with small libraries that it needs, since only one can be loaded at a time.
