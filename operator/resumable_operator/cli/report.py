@@ -28,6 +28,7 @@ from resumable_operator.cli.report_model import (
     steps_told,
     waits_told,
 )
+from resumable_operator.cli.report_resumed import resumed_told
 from resumable_operator.cli.report_story import Story
 from resumable_operator.cli.units import byte_size, duration, percent
 from resumable_operator.words import counted
@@ -215,6 +216,8 @@ def _ending_cells(number: int, item: Ending) -> tuple[str, ...]:
 
 def _evidence(number: int, item: Ending, console: Console) -> None:
     console.print(Text(f"#{number} {item.cause}: {sighting(item)}"))
+    if resumed := resumed_told(item.resumed):
+        console.print(Text(f"   {resumed}"))
     for line in item.tail:
         console.print(Text(f"   | {line}", style="dim"))
 

@@ -108,7 +108,9 @@ def noted_events(histories: Iterable[AttemptHistory]) -> list[HistoryEvent]:
     for item in histories:
         attempt, name = item.begin.attempt, "rank 0"
         if item.restored is not None:
-            data = {"step": item.restored.step, "fallback": list(item.restored.fallback)}
+            begun = item.restored
+            data = {"step": begun.step, "checkpoint": begun.checkpoint, "fallback": list(begun.fallback)}
+            data |= {"memory_bytes": begun.memory_bytes, "storage_bytes": begun.storage_bytes}
             found.append(HistoryEvent(item.restored.at, name, events.RESTORED, attempt, data))
         for save in item.saves:
             kind = events.CHECKPOINT_FAILED if save.message else events.CHECKPOINT

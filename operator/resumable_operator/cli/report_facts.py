@@ -186,9 +186,9 @@ def _restarts_told(history: Sequence[HistoryEvent]) -> list[Restart]:
         Restart(
             at=round(event.at * 1000),
             attempt=event.attempt,
-            step=_whole(event.data.get("step")),
+            step=whole(event.data.get("step")),
             checkpoint=str(event.data.get("checkpoint") or ""),
-            world_size=_whole(sizes.get(event.attempt)) or None,
+            world_size=whole(sizes.get(event.attempt)) or None,
         )
         for event in history
         if event.kind == events.RESTORED
@@ -199,7 +199,7 @@ def _saves_told(history: Sequence[HistoryEvent]) -> list[SaveSeen]:
     found = []
     for event in history:
         at, data = round(event.at * 1000), event.data
-        step = _whole(data.get("step"))
+        step = whole(data.get("step"))
         if event.kind == events.CHECKPOINT:
             found.append(
                 SaveSeen(
@@ -207,9 +207,9 @@ def _saves_told(history: Sequence[HistoryEvent]) -> list[SaveSeen]:
                     attempt=event.attempt,
                     step=step,
                     name=str(data.get("checkpoint")),
-                    bytes=_whole(data.get("bytes")),
-                    blocking_seconds=_whole(data.get("blocking_ms")) / 1000,
-                    durable_seconds=_whole(data.get("durable_ms")) / 1000,
+                    bytes=whole(data.get("bytes")),
+                    blocking_seconds=whole(data.get("blocking_ms")) / 1000,
+                    durable_seconds=whole(data.get("durable_ms")) / 1000,
                 )
             )
         elif event.kind == events.CHECKPOINT_FAILED:
@@ -322,6 +322,6 @@ def _by_name(saves: Iterable[SaveSeen]) -> list[SaveSeen]:
     return list(known.values())
 
 
-def _whole(value: object) -> int:
+def whole(value: object) -> int:
     """Another version's event costs its number, not the report."""
     return round(value) if isinstance(value, (int, float)) and abs(value) < 2**53 else 0

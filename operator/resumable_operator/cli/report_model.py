@@ -15,6 +15,7 @@ from resumable_operator.cli.report_checkpoints import (
     noted_numbers,
     used_seconds,
 )
+from resumable_operator.cli.report_resumed import Resumed, resumed_by_attempt
 from resumable_operator.cli.run_history import HistoryEvent, Lines
 from resumable_operator.cli.rundir import JobFile
 from resumable_operator.cli.save_interval import saves_told, wanted_seconds
@@ -73,6 +74,7 @@ class Ending(Model):
     tail: tuple[str, ...]
     size_before: int
     size_after: int | None
+    resumed: Resumed | None = None  # where the next attempt began, if a history tells
 
 
 class IntervalAdvice(Model):
@@ -133,12 +135,12 @@ def build_report(
             by a history alone. None: all defaults.
         histories: of this job, found beside its checkpoints; they count where ``history`` is None.
     """
+    told = list(history.items) if history is not None else noted_events(histories)
     if history is not None:
-        checkpoints, used = checkpoint_numbers(status, history.items), used_seconds(history.items)
-    elif histories:
-        checkpoints, used = noted_numbers(status, histories), used_seconds(noted_events(histories))
+        checkpoints = checkpoint_numbers(status, told)
     else:
-        checkpoints, used = newest_numbers(status), None
+        checkpoints = noted_numbers(status, histories) if histories else newest_numbers(status)
+    used, resumed = used_seconds(told), resumed_by_attempt(told)
     saving = saving or Checkpoint()
     used = wanted_seconds(saving, status) or used
     numbers = goodput_numbers(status, now)
@@ -157,7 +159,7 @@ def build_report(
         steps_to_redo=max(0, status.high_water_step - status.step) if status.finished_at is None else 0,
         goodput=numbers,
         phases=phase_shares(status, now),
-        endings=tuple(ending(item, status) for item in status.interruptions),
+        endings=tuple(ending(item, status, resumed.get(item.attempt + 1)) for item in status.interruptions),
         endings_not_shown=max(0, counted - len(status.interruptions)),
         has_recovered=_has_recovered(status),
         recovery_seconds={stage: status.recovery.stage_ms.get(stage, 0) / 1000 for stage in RECOVERY_STAGES},
@@ -223,8 +225,11 @@ def waits_told(report: Report) -> str:
     return f"{rest} went into waiting for the last save of an attempt, or into failed ones"
 
 
-def ending(item: Interruption, status: JobStatus) -> Ending:
-    """An interruption or planned ending, with what was seen of it in words."""
+def ending(item: Interruption, status: JobStatus, resumed: Resumed | None = None) -> Ending:
+    """An interruption or planned ending, with what was seen of it in words.
+
+    ``resumed``: where the attempt after it began, if that is known.
+    """
     return Ending(
         attempt=item.attempt,
         cause=item.cause,
@@ -243,6 +248,7 @@ def ending(item: Interruption, status: JobStatus) -> Ending:
         tail=item.tail,
         size_before=item.size_before,
         size_after=item.size_after,
+        resumed=resumed,
     )
 
 

@@ -30,6 +30,7 @@ from resumable_operator.cli.report_model import (
     steps_told,
     waits_told,
 )
+from resumable_operator.cli.report_resumed import resumed_told
 from resumable_operator.cli.units import byte_size, duration
 from resumable_operator.cli.units import percent as share_text
 from resumable_operator.words import counted
@@ -248,7 +249,10 @@ def _ending_row(number: int, item: Ending) -> Html:
 
 
 def _seen(item: Ending) -> Html:
-    told = tag("span", "planned: " if item.planned else None, sighting(item))
+    resumed = resumed_told(item.resumed)
+    told = tag(
+        "span", "planned: " if item.planned else None, sighting(item), f"; {resumed}" if resumed else None
+    )
     if not item.tail:
         return told
     last = tag("details", tag("summary", "last lines of its log"), tag("pre", "\n".join(item.tail)))
