@@ -35,6 +35,7 @@ import checkpoint_table
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _RESULTS = Path(__file__).parent / "results" / "checkpoint.json"
+_LARGE_SAVES = 3  # at most: each takes seconds
 _STEP_SECONDS = 0.02
 _SAMPLE_SECONDS = 0.02
 _HEARD_SECONDS = 0.2  # until the benchmark looks at memory, or no longer does
@@ -337,26 +338,22 @@ def _free_port() -> int:
 def settings(chosen: argparse.Namespace, ways: Sequence[str]) -> tuple[list[Setting], list[Setting]]:
     """What is measured, and by which of the ``ways``: what was asked for, and the large state."""
     wanted = [way for way in ways if not chosen.ways or way in chosen.ways]
-    both = {"saves": chosen.saves, "where": chosen.where}
-    asked = [
-        (
-            {"wrap": wrap, "shape": shape, "world_size": world_size, "megabytes": chosen.megabytes, **both},
-            wanted,
-        )
+    where = {"where": chosen.where}
+    small = {"megabytes": chosen.megabytes, "saves": chosen.saves, **where}
+    large = {"megabytes": chosen.also_megabytes, "saves": min(chosen.saves, _LARGE_SAVES), **where}
+    asked: list[Setting] = [
+        ({"wrap": wrap, "shape": shape, "world_size": ranks, **small}, wanted)
         for wrap in chosen.wraps
         for shape in chosen.shapes
-        for world_size in chosen.ranks
+        for ranks in chosen.ranks
     ]
     few = [way for way in wanted if way in checkpoint_table.LARGE_WAYS]
-    large = [
-        (
-            {"wrap": wrap, "shape": "many", "world_size": ranks, "megabytes": chosen.also_megabytes, **both},
-            few,
-        )
-        for wrap in chosen.wraps
-        for ranks in (1, 2)
+    if not few or chosen.also_megabytes in (0, chosen.megabytes):
+        return asked, []
+    both = [(wrap, ranks) for wrap in chosen.wraps for ranks in (1, 2)]
+    return asked, [
+        ({"wrap": wrap, "shape": "many", "world_size": ranks, **large}, few) for wrap, ranks in both
     ]
-    return asked, large if few and chosen.also_megabytes not in (0, chosen.megabytes) else []
 
 
 def parser() -> argparse.ArgumentParser:
