@@ -30,6 +30,7 @@ setup: $(STAMP)  ## Make .venv with everything in it (torch too); done once, and
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 with venv and ensurepip found; install one or give make PYTHON=..." >&2; exit 1; }
 	$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo "Installing PyTorch and the rest into $(VENV) (some 6 GB): one to three minutes"
 	$(PY) -m pip install --disable-pip-version-check --no-input --quiet -c constraints.txt -e '.[operator,worker,dev]'
 	touch $@
 
