@@ -17,7 +17,7 @@ from typing import Any
 import moments
 import pytest
 from local_run import RTJ
-from moments import KILL, WAIT, Wish
+from moments import DRAIN, KILL, WAIT, Wish
 from training_run import TrainingRun, assert_close, assert_same, causes
 
 from resumable_operator.cluster.local_faults import (
@@ -38,6 +38,7 @@ STEPS = 60
 TWICE = "twice-in-a-row"  # between steps, and again while that is being recovered from
 EVERYWHERE = "all-at-once"  # all ranks or workers, between steps
 PACE = ("--step-seconds", "0.03", "--evaluate-every", "15")
+LAST_TO_GROW = Wish(moments.STEP, 2, 0, DRAIN, nth=40)
 CAUSE = {
     KILL_RANK: "crash",
     KILL_WORKER: "node_lost",
@@ -73,8 +74,9 @@ class Case:
         self.turns = [*self._losses(), *self._breaks()]
 
     def wishes(self) -> list[Wish]:
-        """Of the turns, and the kill that makes an attempt restore something."""
-        first = [] if self.fault == ADD_WORKER else self._first_kill()
+        """Of the turns, and the kill that makes an attempt restore something; a run that is to grow does not
+        end before the newcomer has imported torch."""
+        first = [LAST_TO_GROW] if self.fault == ADD_WORKER else self._first_kill()
         return [*first, *(turn.wish for turn in self.turns)]
 
     def _first_kill(self) -> list[Wish]:
