@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
@@ -20,6 +22,12 @@ STEP = click.option(
     metavar="STEP|NAME",
     help="A step on the chain, or the full name of a checkpoint. Default: the next resume point.",
 )
+
+
+def working_on(title: str) -> str:
+    """The first word of what changes a store: which one it is. A link is told with where it leads."""
+    link = "://" not in title and Path(title).is_symlink()
+    return f"store: {title}" + (f", a link to {os.path.realpath(title)}" if link else "")
 
 
 def pod_options(image: str = "the operator's", seconds: int = 3600) -> Decorator:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from resumable_operator.cli.bucket_store import bucket_of_run, sides
-from resumable_operator.cli.checkpoints_common import STEP, Pod, target_options
+from resumable_operator.cli.checkpoints_common import STEP, Pod, target_options, working_on
 from resumable_operator.cli.checkpoints_reading import Reading, opened_here, pinned, reading
 from resumable_operator.cli.checkpoints_there import bucket_or_claim, copy_all, copy_one, require_here
 from resumable_operator.cli.exitcodes import DamagedFound, UsageProblem
@@ -26,6 +26,7 @@ from resumable_operator.words import counted
 from resumable_training.checkpoint.copying import THREADS, Copied, Moved, copy_checkpoint, copy_store
 from resumable_training.checkpoint.errors import StoreExists
 from resumable_training.checkpoint.listing import list_checkpoints
+from resumable_training.checkpoint.local import LocalStore
 from resumable_training.checkpoint.store import Store
 from resumable_training.checkpoint.stores import is_url, open_store
 from resumable_training.contract.codec import to_plain
@@ -121,6 +122,9 @@ def copy_command(
         with opened_here(source, place, source_has, pod) as found:
             if found.only is not None:
                 raise UsageProblem(f"{source} is one checkpoint: leave out --all")
+            _require_other(found.store, into, source_has == target_has)
+            if not as_json:
+                click.echo(f"{working_on(found.store.location)}, to {target}")
             tell = _nothing if as_json else (lambda copied: click.echo(_told(copied, target)))
             moved = _copy_all(found.store, into, jobs, tell)
         _tell_all(moved, target, as_json)
@@ -157,6 +161,17 @@ def _require_place(target: str) -> None:
         raise UsageProblem(f"{target} is a run directory: copy to a place beside it")
     if (Path(target) / MARKER_FILE).is_file():
         raise UsageProblem(f"{target} is a checkpoint itself: give the directory that is to hold the copy")
+
+
+def _require_other(source: Store, target: Store, one_service: bool) -> None:
+    """Raises UsageProblem for a store that would be copied onto itself."""
+    here, there = source.location, target.location
+    if isinstance(source, LocalStore) and isinstance(target, LocalStore):
+        same = Path(here).resolve() == Path(there).resolve()
+    else:
+        same = one_service and is_url(here) and here.rstrip("/") == there.rstrip("/")
+    if same:
+        raise UsageProblem(f"{there} is the store that is to be copied: give another place")
 
 
 def _copy_one(one: Reading, target: Store, jobs: int) -> Copied:

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from resumable_operator.cli import exitcodes
-from resumable_operator.cli.checkpoints_common import store_options
+from resumable_operator.cli.checkpoints_common import store_options, working_on
 from resumable_operator.cli.opening import checkpoints_at
 from resumable_operator.cli.output import make_console
 from resumable_operator.cli.place import Place, PlacedCommand
@@ -63,16 +63,18 @@ def prune_command(
     while the job runs: a save in progress is always newer than what may go.
     """
     with checkpoints_at(directory, place, image, time_limit) as store:
+        if not as_json:
+            click.echo(working_on(store.title))
         done = store.prune(keep, act, keep_every_steps, protect)
         if as_json:
-            click.echo(json.dumps(to_plain(done), indent=2))
+            click.echo(json.dumps({"store": store.title, **to_plain(done)}, indent=2))
         else:
-            _print(done, store.title, make_console())
+            _print(done, make_console())
     if done.failed:
         sys.exit(exitcodes.INTERNAL)
 
 
-def _print(done: Pruned, title: str, console: Console) -> None:
+def _print(done: Pruned, console: Console) -> None:
     plan = done.plan
     for one in plan.doomed:
         word = _done_with(one.name, done) if done.acted else "would go"
@@ -85,7 +87,7 @@ def _print(done: Pruned, title: str, console: Console) -> None:
         )
     for name in plan.missing:
         console.print(f"{name}  was to be kept, and is not here", soft_wrap=True)
-    console.print(_summary(done, title), soft_wrap=True)
+    console.print(_summary(done), soft_wrap=True)
 
 
 def _done_with(name: str, done: Pruned) -> str:
@@ -94,10 +96,10 @@ def _done_with(name: str, done: Pruned) -> str:
     return "deleted" if name in done.gone else "kept, pinned just now"
 
 
-def _summary(done: Pruned, title: str) -> str:
+def _summary(done: Pruned) -> str:
     stay = f"{counted(len(done.plan.kept), 'complete checkpoint')} on the chain"
     if not done.plan.doomed:
-        return f"{title}: nothing to delete; {stay}"
+        return f"nothing to delete; {stay}"
     size = byte_size(sum(one.bytes for one in done.plan.doomed if not done.acted or one.name in done.gone))
     if done.acted:
         return f"{size} freed; {stay} stay"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from resumable_operator.cli.checkpoints_common import store_options
+from resumable_operator.cli.checkpoints_common import store_options, working_on
 from resumable_operator.cli.checkpoints_reading import pinned
 from resumable_operator.cli.directory_store import DirectoryStore
 from resumable_operator.cli.exitcodes import DamagedFound, UsageProblem
@@ -92,14 +92,17 @@ def rollback_command(
     with checkpoints_at(directory, place, image, time_limit) as store:
         if isinstance(store, StoreSource):
             owner = _owner(store, directory, which, suspend, yes)
+            if not as_json:
+                click.echo(working_on(store.title))
             done = store.roll_back(which) if owner is None else _stop_first(store, directory, which, owner)
-            click.echo(json.dumps(to_plain(done), indent=2) if as_json else _told(done, directory))
+            told = {"store": store.title, **to_plain(done)}
+            click.echo(json.dumps(told, indent=2) if as_json else _told(done, directory))
             return
         from resumable_operator.cli.reader import ReaderStore
 
         assert isinstance(store, ReaderStore)
-        told = _in_cluster(store, which, suspend, place)
-        click.echo(json.dumps(told, indent=2) if as_json else _told_in_cluster(told, place))
+        changed = _in_cluster(store, which, suspend, place)
+        click.echo(json.dumps(changed, indent=2) if as_json else _told_in_cluster(changed, place))
 
 
 # ---- a store at hand ---------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from resumable_operator.clock import SystemClock
 from resumable_operator.cluster.local import LocalCluster
 from resumable_operator.cluster.local_control import ControlServer
 from resumable_operator.cluster.local_faults import Faults
-from resumable_operator.cluster.local_files import holding_store
+from resumable_operator.cluster.local_files import RunFiles, holding_store
 from resumable_operator.cluster.local_machines import Machines
 from resumable_operator.decide import ledger
 from resumable_operator.decide.actions import Plan
@@ -38,6 +38,7 @@ from resumable_operator.errors import RetryableError
 from resumable_operator.model import BudgetStatus, JobSpec, JobStatus
 from resumable_operator.reconcile import Reconciler, Settings
 from resumable_operator.words import counted
+from resumable_training.checkpoint.stores import is_url
 from resumable_training.contract import env
 
 logger = logging.getLogger(__name__)
@@ -280,11 +281,18 @@ def check_continuation(previous: Job, wish: Wish) -> None:
         )
 
     store = store_root(new.checkpoint)
-    if previous.status.phase not in OVER and previous.status.store not in ("", store):
+    if previous.status.phase not in OVER and not _same_place(previous.status.store or store, store):
         raise UsageProblem(
             f"this run was killed while its checkpoints were in {previous.status.store}: continue it there, "
             "and drain it (Ctrl-C) before you give it another directory"
         )
+
+
+def _same_place(one: str, other: str) -> bool:
+    """Whether two roots of a store are the same one, links followed."""
+    return one == other or (
+        not any(map(is_url, (one, other))) and os.path.realpath(one) == os.path.realpath(other)
+    )
 
 
 def check_fresh(spec: JobSpec, root: Path) -> None:
@@ -298,8 +306,9 @@ def check_fresh(spec: JobSpec, root: Path) -> None:
             f"--fresh does not touch {store_root(spec.checkpoint)}, and the job would go on from checkpoints "
             "there: give another prefix"
         )
-    store = Path(spec.checkpoint.directory.path) if spec.checkpoint.directory else root
-    if not store.resolve().is_relative_to(root) and any(store.iterdir()):
+    own = RunFiles(root).checkpoints
+    store = Path(spec.checkpoint.directory.path) if spec.checkpoint.directory else own
+    if store.resolve() != own and store.is_dir() and any(store.iterdir()):
         raise UsageProblem(
             f"--fresh does not touch {store}, and the job would go on from the checkpoints there: "
             "empty it, or give another --checkpoint-dir"

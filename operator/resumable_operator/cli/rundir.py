@@ -19,6 +19,7 @@ from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.jsonlines import raw_lines, understood
 from resumable_operator.cli.run_history import HistoryEvent, Lines, read_history
 from resumable_operator.cluster.local_files import RunFiles, is_live
+from resumable_operator.cluster.local_paths import localized
 from resumable_operator.model import JobSpec, JobStatus, parse_spec
 from resumable_training.contract.codec import plain_from_json
 from resumable_training.contract.manifest import MARKER_FILE, STORE_FILE
@@ -65,8 +66,8 @@ class RunDir:
             raise UsageProblem(f"{path} is not a run directory: it has no job.json{_nearby(path)}")
 
     def job(self) -> JobFile:
-        """The job as it was submitted."""
-        plain = _read_json(self.files.job)
+        """The job as it was submitted; its checkpoints are where the run directory is now."""
+        plain = self._read(self.files.job)
         try:
             return JobFile(
                 namespace=str(plain["namespace"]),
@@ -88,7 +89,7 @@ class RunDir:
         if not path.exists():
             return None
         try:
-            return JobStatus.model_validate(_read_json(path)["status"])
+            return JobStatus.model_validate(self._read(path)["status"])
         except ValidationError as error:
             wrong = error.errors(include_url=False)[0]
             where = ".".join(map(str, wrong["loc"])) or "status"
@@ -141,6 +142,9 @@ class RunDir:
     def log(self, attempt: int, rank: int) -> Path:
         """Raw output of one rank; it need not exist."""
         return self.files.logs / f"attempt-{attempt:05d}" / f"rank-{rank:05d}.log"
+
+    def _read(self, path: Path) -> Any:
+        return localized(_read_json(path), RunFiles(self.path.absolute()))
 
     def _is_held(self, pid: int, inode: int) -> bool:
         """Whether ``pid`` holds a flock on that inode.

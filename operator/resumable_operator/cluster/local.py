@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from resumable_operator.clock import Clock
-from resumable_operator.cluster.local_files import RunFiles, RunLock, load_or_make_key, read_hint
+from resumable_operator.cluster.local_files import RunFiles, RunLock, left_behind, load_or_make_key
 from resumable_operator.cluster.local_machines import Machine, Machines
 from resumable_operator.cluster.local_processes import kill_leftovers
 from resumable_operator.cluster.local_store import JobStore, StoreUnwritable
@@ -368,7 +368,7 @@ class LocalCluster:
 
     async def _clear_leftovers(self) -> None:
         """End what an earlier, killed run may have left."""
-        earlier = read_hint(self.files.cluster)  # is there only when its writer was killed
+        earlier = left_behind(self.files)  # is there only when its writer was killed
         left = await asyncio.to_thread(kill_leftovers, self.files.workers, earlier.get("machine_boot_id"))
         if left:
             raise FatalError(f"processes {left} of an earlier run in {self.files.root} can't be ended")

@@ -16,7 +16,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from resumable_operator.cluster.local_files import RunFiles, is_live, read_hint, write_json
+from resumable_operator.cluster.local_files import (
+    RunFiles,
+    directory_id,
+    is_live,
+    left_behind,
+    read_hint,
+    write_json,
+)
 from resumable_operator.cluster.local_processes import machine_boot_id
 from resumable_operator.errors import ResumableError, UserError
 
@@ -48,6 +55,7 @@ class ControlServer:
             "control": str(path),
             "pid": os.getpid(),
             "machine_boot_id": machine_boot_id(),
+            "directory": directory_id(self._files.root),
             "capacity": self._capacity,
         }
         write_json(self._files.cluster, plain)
@@ -63,7 +71,7 @@ class ControlServer:
 
     def _remove_earlier(self) -> None:
         """A killed run leaves its socket's directory behind."""
-        directory = Path(str(read_hint(self._files.cluster).get("control", "/"))).parent
+        directory = Path(str(left_behind(self._files).get("control", "/"))).parent
         if directory.name.startswith(PREFIX):
             shutil.rmtree(directory, ignore_errors=True)
 

@@ -160,6 +160,21 @@ def read_hint(path: Path) -> dict[str, Any]:
         return {}
 
 
+def left_behind(files: RunFiles) -> dict[str, Any]:
+    """``cluster.json`` of an earlier run that was killed; empty where it came with a copy of a run directory.
+
+    Its processes and its socket are those of the original, which may train.
+    """
+    plain = read_hint(files.cluster)
+    return plain if plain.get("directory", directory_id(files.root)) == directory_id(files.root) else {}
+
+
+def directory_id(root: Path) -> str:
+    """What a directory keeps when it is renamed, and a copy of it has not."""
+    found = root.stat()
+    return f"{found.st_dev}:{found.st_ino}"
+
+
 def append_lines(path: Path, values: list[dict[str, Any]]) -> None:
     """Add JSON lines in one write: a reader that follows the file sees whole lines."""
     text = "".join(json.dumps(value, separators=(",", ":")) + "\n" for value in values)

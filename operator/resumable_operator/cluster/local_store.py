@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from resumable_operator.clock import Clock
 from resumable_operator.cluster.local_files import RunFiles, append_lines, read_json, write_json
+from resumable_operator.cluster.local_paths import LAYOUT, localized, recorded
 from resumable_operator.decide.observation import Job, TimedEvent
 from resumable_operator.errors import ConflictError, FatalError, RetryableError
 from resumable_operator.model import JobSpec, JobStatus
@@ -43,7 +44,7 @@ class JobStore:
     def job(self) -> Job | None:
         """The job as stored now; None when there is none."""
         try:
-            plain = read_json(self._files.job)
+            plain = localized(read_json(self._files.job), self._files)
             stored = self._stored_status()
         except OSError as error:
             raise RetryableError(f"the files of {self._files.root} can't be read: {error}") from error
@@ -69,16 +70,18 @@ class JobStore:
         Raises:
             StoreUnwritable
         """
-        plain: dict[str, Any] = read_json(self._files.job) or {
+        plain: dict[str, Any] = localized(read_json(self._files.job), self._files) or {
             "namespace": NAMESPACE,
             "name": name,
             "uid": str(uuid.uuid4()),
             "created": self._clock.now(),
             "generation": 0,
         }
-        if plain.get("spec") != spec.plain():
-            generation = plain["generation"] + 1
-            self._replace(self._files.job, {**plain, "spec": spec.plain(), "generation": generation})
+        wanted = localized(recorded({"spec": spec.plain()}, self._files), self._files)["spec"]
+        changed = plain.get("spec") != wanted
+        if changed or plain.get("layout") != LAYOUT:
+            generation = plain["generation"] + (1 if changed else 0)
+            self._replace(self._files.job, {**plain, "spec": wanted, "generation": generation})
         return self._stored()
 
     def write_status(self, job: Job, status: JobStatus) -> Job:
@@ -132,11 +135,11 @@ class JobStore:
         stored = read_json(self._files.status)
         if stored is None and any(self._files.logs.glob("attempt-*")):
             raise FatalError(f"{self._files.status} is missing; start over with --fresh")
-        return {"status": {}, "resourceVersion": 0} if stored is None else stored
+        return {"status": {}, "resourceVersion": 0} if stored is None else localized(stored, self._files)
 
     def _replace(self, path: Path, value: dict[str, Any]) -> None:
         try:
-            write_json(path, value)
+            write_json(path, recorded(value, self._files))
         except OSError as error:
             raise StoreUnwritable(
                 f"{path} can't be written ({error.strerror}): what runs goes on, nothing new begins"

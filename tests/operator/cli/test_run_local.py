@@ -82,14 +82,17 @@ def test_checkpoints_move_only_while_suspended() -> None:
 
 
 def test_fresh_does_not_go_on_from_checkpoints_elsewhere(tmp_path: Path) -> None:
-    """Starting over with a store outside the run directory that holds something is refused."""
+    """Starting over moves the run's own store aside; another one that holds something is refused."""
     (tmp_path / "store").mkdir()
     spec = from_options(Options(), "x", ["x"], tmp_path / "store", Path("/")).spec
     check_fresh(spec, tmp_path / "run")
     (tmp_path / "store" / "step-00000010.1").mkdir()
     with pytest.raises(UsageProblem, match="--checkpoint-dir"):
         check_fresh(spec, tmp_path / "run")
-    check_fresh(spec, tmp_path)
+    with pytest.raises(UsageProblem, match="--checkpoint-dir"):  # in the run directory, and not moved aside
+        check_fresh(spec, tmp_path)
+    (tmp_path / "store").rename(tmp_path / "checkpoints")
+    check_fresh(from_options(Options(), "x", ["x"], tmp_path / "checkpoints", Path("/")).spec, tmp_path)
 
 
 def test_fresh_is_refused_over_object_storage(tmp_path: Path) -> None:
