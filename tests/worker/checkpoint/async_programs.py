@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from rank_programs import begin, full_values, make_engine, save
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from resumable_training.checkpoint import CheckpointEngine, SaveReport, TrainingState, arena, async_save
@@ -251,3 +251,47 @@ def plain_dcp_run(rank: int, world_size: int, group: Any, directory: str) -> boo
     }
     dcp.load({"model": parts}, checkpoint_id=directory, process_group=group)
     return all(torch.equal(parts[name].full_tensor(), value) for name, value in values.items())
+
+
+APART = {"plain": (300, 300), "small": (7,), "placed": (500, 90)}  # parameters of ``apart_run``
+
+
+class Own(nn.ParameterDict):
+    """Besides parameters, what each rank has for itself: a large buffer, and extra state."""
+
+    def __init__(self, parameters: dict[str, nn.Parameter], rank: int) -> None:
+        super().__init__(parameters)
+        self.rank = rank
+        self.register_buffer("seen", torch.full((5000,), float(rank)))
+
+    def get_extra_state(self) -> torch.Tensor:
+        return torch.full((4000,), float(self.rank))
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Nothing is kept."""
+
+
+def apart_run(rank: int, world_size: int, group: Any, root: str, differ: bool, asynchronous: bool) -> Any:
+    """Two saves, the values of step s all 10 s on rank 0, and on others one more if they ``differ``; whether
+    they were done, and what was said."""
+    mesh = dist.init_device_mesh("cpu", (world_size,))
+    parts = {name: nn.Parameter(torch.zeros(shape)) for name, shape in APART.items()}
+    local = torch.zeros(APART["placed"])
+    placed = DTensor.from_local(local, mesh, [Replicate()], run_check=False)
+    model = Own({**parts, "placed": nn.Parameter(placed)}, rank)
+    state = TrainingState({"model": model})
+    if not asynchronous:
+        arena.free_bytes = lambda: 0
+    said: list[str] = []
+    engine = make_engine(root, rank, world_size, group, warn=said.append)
+    engine.restore(state)
+    done = []
+    for number in (1, 2):
+        value = 10.0 * number + (rank if differ else 0)
+        with torch.no_grad():
+            for part in (*(parts[name] for name in ("plain", "small")), model["placed"]._local_tensor):
+                part.fill_(value)
+        report = save(engine, state, number, rank)
+        done.append(report.ok)
+    engine.close()
+    return done, said

@@ -56,12 +56,15 @@ class Agreed:
     ``holders``: None when all ranks hold alike; else who stores those, whole, that not all have alike. The
     others are shared out as ever. ``own``: what this rank held then; only beside ``holders``.
     ``twins``: of a mesh, all meshes that hold the same, itself among them: replicas of one another.
+    ``apart``: ranks hold other values of what they have alike (``replicas``). Nothing is cut into slices of
+    several ranks then: the first one that has it stores it, as DDP would send its values to all.
     """
 
     loads: tuple[int, ...] = ()
     holders: Mapping[str, int] | None = None
     own: Stock | None = None
     twins: Mapping[Mesh, tuple[Mesh, ...]] = field(default_factory=dict)
+    apart: bool = False
 
     def view(self, stock: Stock) -> str:
         """Of what all ranks hold, as one knows it that holds this: plans with the same make a whole together.

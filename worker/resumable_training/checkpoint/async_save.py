@@ -18,6 +18,7 @@ or save takes its place, and stored only if the rank dies. While a save is in fl
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -162,7 +163,9 @@ class AsynchronousSaver:
     def _fall_back(self, why: str) -> None:
         if self._ranks.rank == 0:
             self._warn(f"{why}: each save stops training until it is stored")
-        self._synchronous = SynchronousSaver(self._store, self._ranks, self._warn)
+        self._synchronous = SynchronousSaver(
+            self._store, self._ranks, self._warn, apart=bool(self._snapshot.apart)
+        )
         if self._process is not None:
             self._process.kill()
             self._process, self._busy = None, False
@@ -175,6 +178,14 @@ class AsynchronousSaver:
     def busy(self) -> bool:
         """Whether a save now would have to wait for the one before."""
         return self._synchronous is None and (self._flight is not None or self._busy)
+
+    @property
+    def standing(self) -> bool:
+        if self._process is not None and not self._up:
+            with contextlib.suppress(WriterDied):  # the first save says so, on all ranks
+                for message in self._process.messages():
+                    self._take(message)
+        return self._synchronous is not None or self._up
 
     def begin(self, task: SaveTask) -> SaveReport:
         started = time.monotonic()
@@ -302,6 +313,11 @@ class AsynchronousSaver:
         if again and self._ranks.rank == 0 and now != self._said_of_ranks:  # once, if it stays like that
             self._said_of_ranks = now
             self._warn(f"ranks did not hold the tensors that saves were planned for: planned anew, {now}")
+        if self._snapshot.apart and self._ranks.rank == 0:
+            self._warn(
+                f"ranks do not hold the same values of {self._snapshot.apart}: rank 0's are saved, by rank 0"
+                " alone, and a resume gives them to all ranks"
+            )
         if why:
             self._fall_back(why)
             return

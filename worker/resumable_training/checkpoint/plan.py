@@ -198,7 +198,11 @@ def _shares(
         if key not in holders
     ]
     loads = agreed.loads or [0] * world_size
-    shared = {part.key: part for part in slices.share(described, rank, loads)}
+    if agreed.apart:
+        parts = [slices.Part(one.key, 0, one.elements) for one in described if rank == 0]
+    else:
+        parts = slices.share(described, rank, loads)
+    shared = {part.key: part for part in parts}
     mine = [key for key, holder in holders.items() if holder == rank and key in alike]
     return shared | {key: slices.Part(key, 0, alike[key].numel()) for key in mine}
 
@@ -225,7 +229,8 @@ def _own_pieces(
             mesh = meshes.of(tensor)
             turns[mesh] = turn = turns.get(mesh, -1) + 1  # all who have it count those of their mesh alone
             twins = agreed.twins.get(mesh, (mesh,))
-            found[key] = _of_shard(key, tensor, turn, twins.index(mesh), len(twins))
+            replica = twins.index(mesh), len(twins)
+            found[key] = _of_shard(key, tensor, turn, replica, apart=agreed.apart)
         elif key in rank_0_keys:
             found[key] = _of_part(tensor, slices.Part(key, 0, tensor.numel()) if rank == 0 else None)
     return found
@@ -257,14 +262,19 @@ def _replica(tensor: DTensor) -> tuple[int, int]:
     return index, count
 
 
-def _of_shard(key: str, tensor: DTensor, turn: int, twin: int, twins: int) -> Pieces:
-    """This rank's shard, or its slice of one that others have too. ``twin``: number of its mesh of all."""
+def _of_shard(key: str, tensor: DTensor, turn: int, twin: tuple[int, int], *, apart: bool) -> Pieces:
+    """This rank's shard, or its slice of one that others have too. ``twin``: number of its mesh, and of how
+    many; ``apart``: the first one has it whole."""
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return []
     index, count = _replica(tensor)
-    index, count = twin * count + index, twins * count
+    index, count = twin[0] * count + index, twin[1] * count
+    if apart:
+        if index:
+            return []
+        count = 1
     held = shards.held(tensor)
     shape, begin = held.sizes, held.offsets
     if tensor.numel() == 0:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from resumable_training.checkpoint.commit import claim, commit, discard
@@ -63,6 +64,11 @@ class Saver(Protocol):
     @property
     def busy(self) -> bool:
         """Whether a save now would have to wait for the one before."""
+        ...
+
+    @property
+    def standing(self) -> bool:
+        """Whether the first save need not wait for anything to come up; never waits itself."""
         ...
 
     def begin(self, task: SaveTask) -> SaveReport:
@@ -123,11 +129,16 @@ class SynchronousSaver:
     """Durable when ``begin`` returns. Written by DCP itself, so it takes whatever DCP takes."""
 
     busy = False
+    standing = True
     free_to_copy = True
     copy_seconds: float | None = None
 
-    def __init__(self, store: Store, ranks: Ranks, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, store: Store, ranks: Ranks, warn: Callable[[str], None], *, apart: bool = False
+    ) -> None:
+        """``apart``: ranks hold other values of the same, so that the first one has to store all of it."""
         self._store = store
+        self._apart = apart
         self._ranks = ranks
         self._warn = warn
         self._sweeper = Sweeper(store)
@@ -188,7 +199,7 @@ class SynchronousSaver:
         """What ``commit`` has to say."""
         state_dict = self._ranks.together(lambda: task.content.build(self._ranks.rank))
         writer = StoreWriter(self._store, task.name)
-        write_shards(writer, state_dict, self._ranks)
+        write_shards(writer, state_dict, self._ranks, apart=self._apart)
         parts = self._ranks.gather(writer.files.written)
         files = {file: entry for part in parts for file, entry in part.items()}
         return self._ranks.first(lambda: self._commit(task, files, writer.files.marker))
@@ -203,8 +214,10 @@ class SynchronousSaver:
             self._warn(problem)
 
 
-def write_shards(writer: StoreWriter, state_dict: dict[str, Any], ranks: Ranks) -> None:
-    """All shards of all ranks, synced.
+def write_shards(
+    writer: StoreWriter, state_dict: dict[str, Any], ranks: Ranks, *, apart: bool = False
+) -> None:
+    """All shards of all ranks, synced. ``apart``: of what several have, the first one's.
 
     Raises:
         StorageUnavailable: on all ranks, when the store failed on any.
@@ -213,7 +226,11 @@ def write_shards(writer: StoreWriter, state_dict: dict[str, Any], ranks: Ranks) 
     try:
         with single_process_is_fine():
             dcp_save(
-                state_dict, storage_writer=writer, process_group=ranks.group, no_dist=ranks.group is None
+                state_dict,
+                storage_writer=writer,
+                planner=DefaultSavePlanner(dedup_save_to_lowest_rank=apart),
+                process_group=ranks.group,
+                no_dist=ranks.group is None,
             )
     except CheckpointException as error:
         raise storage_failure(error, "saving") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import attrgetter
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
-from resumable_training.checkpoint import accord
+from resumable_training.checkpoint import accord, replicas
 from resumable_training.checkpoint import plan as planning
 from resumable_training.checkpoint.accord import Agreed
 from resumable_training.checkpoint.arena import Arena, check_room, give_back, given_arena
@@ -110,6 +110,7 @@ class Snapshot:
         self.plan: Plan | None = None
         self.arena: Arena | None = None
         self.unlike = ""  # what not all ranks had alike when they agreed
+        self.apart = ""  # what ranks had other values of then, though it was alike
         self.made_anew = ""  # a tensor that a state_dict() makes each time, if any
 
     def agree(self, content: Content) -> str:
@@ -120,6 +121,8 @@ class Snapshot:
         """
         values = self._ranks.together(lambda: self._build(content))
         self._agreed, self.unlike = self._compare(values)
+        self.apart = self._compare_values(values, self._agreed)
+        self._agreed = replace(self._agreed, apart=bool(self.apart))
         # One after another on all ranks: room is looked for before any of a machine's ranks takes its part.
         for act in (
             lambda: self._make_plan(values),
@@ -146,6 +149,22 @@ class Snapshot:
         twins = accord.twins_of(stocks)
         loads = ranks.gather(self._own_bytes(values, Agreed(twins=twins)))
         return accord.agree_on(stocks, loads, ranks.rank), accord.unlike(stocks)
+
+    def _compare_values(self, values: Values, agreed: Agreed) -> str:
+        """What ranks hold other values of, among all that each would store a slice of; "": nothing."""
+        ranks = self._ranks
+        if ranks.world_size == 1:
+            return ""
+        found: list[replicas.Digests] = []
+
+        def look() -> dict[str, str]:
+            found.append(replicas.digests(values.tensors, values.rank_0_keys, ranks.world_size, agreed))
+            return replicas.short(found[0])
+
+        if not replicas.apart(ranks.agree(look)):
+            return ""
+        first = ranks.first(lambda: found[0])
+        return replicas.said_of(ranks.gather(replicas.other_than(first, found[0])))
 
     def _own_bytes(self, values: Values, agreed: Agreed) -> int:
         return planning.own_bytes(values.tensors, values.rank_0_keys, self._ranks.rank, agreed)
