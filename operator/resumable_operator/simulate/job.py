@@ -22,6 +22,7 @@ from resumable_operator.model import JobStatus
 from resumable_operator.simulate.account import Account, Outcome
 from resumable_operator.simulate.failures import Failure
 from resumable_operator.simulate.fleet import Fleet, Machine, SimWorker
+from resumable_operator.simulate.landing import Landing
 from resumable_operator.simulate.parameters import SECONDS_PER_DAY, Parameters
 from resumable_operator.simulate.ranks import Ranks, Timing, Told
 from resumable_training.contract import events
@@ -39,7 +40,6 @@ from resumable_training.contract.formulas import auto_interval
 
 _MOST_PASSES = 100  # at one moment
 _KILLED = -9
-_MOST_LANDING_MS = 120_000  # for a copy in memory to be stored when its ranks are dead
 
 
 def simulate_job(parameters: Parameters, failures: Iterator[Failure], uid: str) -> Outcome:
@@ -80,8 +80,7 @@ class _Life:
         self._attempt = 0
         self._begun: dict[int, int] = {}  # members that have their part, by attempt
         self._committed, self._has_checkpoint = 0, False
-        self._landing = 0  # until then writers of dead ranks store what these held
-        self._landed = False  # they did, and nobody has told of it
+        self._landing: Landing | None = None  # of what the ranks that died last held
         self._interval = 0
         self._told = False  # something that the operator hears of
         self._passes = 0
@@ -171,6 +170,8 @@ class _Life:
     def _lose(self, slot: int, failure: Failure) -> None:
         machine = self._fleet.lose(slot)
         worker = self._fleet.workers.get(machine.worker or "")
+        if worker is not None:
+            self._lose_writer(worker)
         if worker is not None and self._trains(worker):
             self._kill_ranks()
         back = self._costs.replace if failure.back is None else failure.back
@@ -211,26 +212,41 @@ class _Life:
             self._report(ranks)
 
     def _keep_copy(self) -> None:
-        """What all ranks hold in memory when they die becomes a checkpoint, as no machine went with them.
-
-        Writers get as long for it as the steps in it took, and the next attempt waits for them.
-        """
+        """What all ranks hold in memory when they die is stored, as no machine went with them."""
         ranks = self._ranks
         held = ranks.held(self._now) if ranks is not None else None
         if ranks is None or held is None:
             return
-        worth = (held - self._committed) * ranks.timing.step
-        patience, needed = min(worth, _MOST_LANDING_MS), _ms(self._costs.durable)
-        self._landing = self._now + min(needed, patience)
-        if needed <= patience:
-            self._committed, self._has_checkpoint, self._landed = held, True, True
+        self._landing = landing = Landing.of(
+            before=self._committed if self._has_checkpoint else None,
+            held=held,
+            worth=(held - self._committed) * ranks.timing.step,
+            needed=_ms(self._costs.durable),
+            dead_at=self._now + _ms(self._costs.restart.detect),
+            writers=frozenset(self._members),
+        )
+        self._begin_at(landing.step)
+
+    def _lose_writer(self, worker: SimWorker) -> None:
+        """One that goes while it stores: the others give up, and who waits for them goes on without."""
+        landing = self._landing
+        if landing is None or not landing.needs(worker.name, self._now):
+            return
+        self._landing = None
+        self._begin_at(landing.before)
+        if self._ranks is not None and not self._ranks.stopped:
+            self._ranks.go_back(self._now, self._committed, self._has_checkpoint)
+
+    def _begin_at(self, checkpoint: int | None) -> None:
+        """The next attempt does, or those that have not restored yet; None: there is no checkpoint."""
+        self._committed, self._has_checkpoint = checkpoint or 0, checkpoint is not None
 
     def _hear(self, ranks: Ranks, told: Told) -> None:
         """What they told on the way."""
         if told == "restored":
             self._say(events.RANK_CONNECTED, {"rank": 0, "pid": 1})
-            if self._landed:
-                self._landed = False
+            landing, self._landing = self._landing, None
+            if landing is not None and landing.lands:
                 self._say_committed()
             self._say(events.RESTORED, {"step": ranks.committed, "samples": ranks.committed})
         elif told == "first step":
@@ -277,11 +293,10 @@ class _Life:
         size = len(assignment.members)
         restart, full = self._costs.restart, self._parameters.spec.workers.replicas
         begun = self._now
-        setup, rendezvous = _ms(restart.setup), _ms(restart.rendezvous)
         timing = Timing(
-            setup=setup,
-            rendezvous=rendezvous,
-            restoring=_ms(restart.restore) + max(0, self._landing - begun - setup - rendezvous),
+            setup=_ms(restart.setup),
+            rendezvous=_ms(restart.rendezvous),
+            restoring=_ms(restart.restore),
             warmup=_ms(restart.warmup),
             step=_step_ms(self._costs.step * full / size),
             blocking=_ms(self._costs.blocking),
@@ -293,7 +308,12 @@ class _Life:
         self._attempt = assignment.attempt
         self._members = tuple(member.worker for member in assignment.members)
         self._ranks = Ranks(
-            timing, self._now, self._committed, self._job.status.high_water_step, self._has_checkpoint
+            timing,
+            self._now,
+            self._committed,
+            self._job.status.high_water_step,
+            self._has_checkpoint,
+            restores_at=self._landing.until if self._landing is not None else 0,
         )
 
     def _interval_of(self, config: CheckpointConfig, begun: int, measured: bool) -> int:
@@ -371,6 +391,8 @@ class _Life:
 
     def _delete(self, name: str) -> None:
         worker = self._fleet.delete(name)
+        if worker is not None:
+            self._lose_writer(worker)
         if worker is not None and self._trains(worker):
             self._kill_ranks()
         self._told = True

@@ -50,7 +50,8 @@ class Ranks:
     """Begun at ``since``; ``proceed`` is to be called at ``next_at``, until they have ``stopped``.
 
     ``step``: steps done, of those settled. ``committed``: step of the newest durable checkpoint, which is
-    where they begin. ``high_water``: the most steps ever done before this attempt.
+    where they begin. ``high_water``: the most steps ever done before this attempt. ``restores_at``: no
+    earlier, as they wait for a checkpoint to be stored that the attempt before has left in memory.
     """
 
     timing: Timing
@@ -58,6 +59,7 @@ class Ranks:
     committed: int
     high_water: int
     has_checkpoint: bool
+    restores_at: int = 0
     stage: str = "setup"
     step: int = 0
     stopped: bool = False
@@ -65,14 +67,26 @@ class Ranks:
 
     def __post_init__(self) -> None:
         self.started = self.since
-        self.step = self.committed
         self._until = self.since + self.timing.setup
-        self._first = self.step
         self._drains = False
-        self._saved = self.step if self.has_checkpoint else -1  # newest step that a save was begun for
         self._commit_at: int | None = None
-        self._goal = self.step  # at which this stretch of training ends
         self._held: int | None = None  # step of the last copy that was settled
+        self._begin()
+
+    def _begin(self) -> None:
+        self.step = self._first = self.committed
+        self._saved = self.step if self.has_checkpoint else -1  # newest step that a save was begun for
+        self._goal = self.step  # at which this stretch of training ends
+
+    def go_back(self, at: int, committed: int, has_checkpoint: bool) -> None:
+        """What they wait for does not come: they restore at once, and ``committed`` instead.
+
+        They have not restored yet: they would have waited.
+        """
+        self.committed, self.has_checkpoint, self.restores_at = committed, has_checkpoint, at
+        self._begin()
+        if self.stage == "restoring":
+            self._until = max(self.since, at) + self.timing.restoring
 
     @property
     def next_at(self) -> int:
@@ -207,7 +221,8 @@ class Ranks:
     def _enter(self, stage: str, at: int) -> None:
         self.stage, self.since = stage, at
         if stage in ("rendezvous", "restoring", "warmup"):
-            self._until = at + getattr(self.timing, stage)
+            begun = max(at, self.restores_at) if stage == "restoring" else at
+            self._until = begun + getattr(self.timing, stage)
 
     def _go_on(self, at: int) -> Told:
         """Save if that is due, else train until it is."""

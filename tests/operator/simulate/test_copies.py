@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resumable_operator.simulate import landing
 from resumable_operator.simulate.account import Outcome
 from resumable_operator.simulate.failures import Failure, Trace, failures
 from resumable_operator.simulate.job import simulate_job
+from resumable_operator.simulate.landing import Landing
 from resumable_operator.simulate.parameters import (
     Costs,
     Parameters,
@@ -25,6 +27,7 @@ from resumable_operator.simulate.parameters import (
 )
 from resumable_operator.simulate.ranks import Ranks, Timing
 from resumable_training import schedule
+from resumable_training.agent import landing as agents
 from resumable_training.contract.assignment import CheckpointConfig
 
 TIMING = {"setup": 20, "rendezvous": 10, "restoring": 30, "warmup": 40, "step": 100, "blocking": 50}
@@ -116,16 +119,20 @@ COSTS = Costs(
     reschedule=20.0,
     restart=Restart(detect=5, setup=10, rendezvous=5, restore=20, warmup=10),
 )
+SLOW = replace(COSTS, durable=60.0)
 # Its first step is done after 65 s, then 300 steps and a save of 2 s take turns: step 3601 is saved at 3689.
 SAVED_AT = 65 + 12 * 302
 
 
 def life(after: float, every: int, costs: Costs = COSTS, *, in_place: bool = True) -> Outcome:
     """Ranks die, or a machine does, so long after training went on from the save of step 3601."""
-    spec = make_spec({"workers": {"replicas": 4, "spares": 1}})
+    return life_with([Failure(SAVED_AT + after, (0,), in_place=in_place)], every, costs)
+
+
+def life_with(bad_luck: list[Failure], every: int, costs: Costs = COSTS, **workers: int) -> Outcome:
+    spec = make_spec({"workers": {"replicas": 4, "spares": 1, **workers}})
     parameters = Parameters(spec, costs, 300.0, 8, 4 / 24, every)
-    trace = Trace((Failure(SAVED_AT + after, (0,), in_place=in_place),))
-    return simulate_job(parameters, failures((trace,), parameters.slots, Random), "uid")
+    return simulate_job(parameters, failures((Trace(tuple(bad_luck)),), parameters.slots, Random), "uid")
 
 
 @pytest.mark.parametrize(
@@ -147,11 +154,99 @@ def test_what_is_done_again(after: float, every: int, in_place: bool, rework: in
 
 
 def test_the_next_attempt_waits_for_what_is_being_stored() -> None:
-    """60 s from the death on; detection, set-up and rendezvous take 20 of them."""
-    slow = replace(COSTS, durable=60.0)
-    with_copies, without = life(161.5, 10, slow), life(161.5, 0, slow)
-    assert with_copies.phases["restoring"] - without.phases["restoring"] == pytest.approx(40, abs=0.01)
+    """60 s from when the last rank is dead, which is when the failure is known; set-up and rendezvous take
+    15 of them."""
+    with_copies, without = life(161.5, 10, SLOW), life(161.5, 0, SLOW)
+    assert with_copies.phases["restoring"] - without.phases["restoring"] == pytest.approx(45, abs=0.01)
     assert with_copies.phases["rework"] == 1
+
+
+DEATH = Failure(SAVED_AT + 161.5, (0,), in_place=True)
+
+
+def gone(after: float, slot: int = 1) -> Failure:
+    """A machine is lost, so long after those ranks have died."""
+    return Failure(DEATH.at + after, (slot,))
+
+
+@pytest.mark.parametrize(
+    ("after", "slot", "rework"),
+    [
+        (3.0, 1, 160),  # before anybody knows that ranks have died
+        (10.0, 1, 160),  # the next attempt is at its set-up
+        (30.0, 1, 160),  # it waits
+        (10.0, 0, 160),  # the machine whose ranks had died
+        (65.0, 1, 160),  # at the very moment when it would be stored
+        (65.1, 1, 1),  # stored
+        (10.0, 4, 1),  # the spare's, which has no writer
+    ],
+)
+def test_a_copy_is_lost_with_a_machine_that_was_storing_it(after: float, slot: int, rework: int) -> None:
+    """It takes 60 s from when the death is known, after 5; each worker stores its part."""
+    assert life_with([DEATH, gone(after, slot)], 10, SLOW).phases["rework"] == rework
+
+
+def test_failures_of_one_moment_count_in_any_order() -> None:
+    """The memory of a machine that goes is gone, whichever line of a trace comes first; so it is where
+    storing takes no time."""
+    for costs in (SLOW, replace(COSTS, durable=0.0)):
+        lives = [life_with(list(both), 10, costs) for both in ((DEATH, gone(0.0)), (gone(0.0), DEATH))]
+        assert [one.phases["rework"] for one in lives] == [160, 160]
+
+
+def test_nobody_waits_for_what_can_no_longer_come() -> None:
+    """The machine went 30 s after the death: all takes as long as without copies."""
+    with_copies, without = (life_with([DEATH, gone(30.0)], every, SLOW, spares=2) for every in (10, 0))
+    assert with_copies.phases == without.phases
+
+
+@pytest.mark.parametrize("stage", ["setup", "restoring"])
+def test_who_waits_goes_on_without_it(stage: str) -> None:
+    """They restore at once, what there was before."""
+    one = Ranks(Timing(**TIMING, durable=50, interval=lambda _: 1000), 0, 30, 35, True, restores_at=500)
+    live(one, 400 if stage == "restoring" else 5)
+    assert (one.stage, one.step) == (stage, 30)
+    one.go_back(400 if stage == "restoring" else 5, 12, has_checkpoint=True)
+    restored = 430 if stage == "restoring" else 60
+    live(one, restored - 1)
+    assert one.stage == "restoring"
+    live(one, restored)
+    assert (one.stage, one.step, one.committed) == ("warmup", 12, 12)
+
+
+@pytest.mark.parametrize(
+    ("before", "worth", "needed", "lands", "until"),
+    [
+        (0, 60_000, 40_000, True, 41_000),
+        (0, 60_000, 60_000, True, 61_000),
+        (0, 60_000, 70_000, False, 61_000),  # redoing the steps costs no more
+        (0, 600_000, 130_000, False, 121_000),
+        (None, 600_000, 4_000, True, 5_000),
+        (None, 600_000, 6_000, False, 6_000),  # of a first one nobody knows how long it takes
+        (None, 2_000, 4_000, False, 3_000),
+    ],
+)
+def test_how_long_it_may_take(before: int | None, worth: int, needed: int, lands: bool, until: int) -> None:
+    """From when the last rank is dead, after one second here."""
+    found = Landing.of(before, 700, worth, needed, 1000, frozenset({"a"}))
+    assert (found.lands, found.until, found.step) == (lands, until, 700 if lands else before)
+    assert (found.needs("a", until), found.needs("a", until + 1), found.needs("b", 0)) == (True, False, False)
+
+
+def test_the_first_checkpoint_gets_less_time() -> None:
+    """There is none before: 150 steps are worth 10 s of storing, but nobody knows that it takes no more."""
+    for durable, rework in ((10.0, 149), (4.0, 9)):
+        costs = replace(COSTS, durable=durable)
+        found = life_with([Failure(65 + 149.5, (0,), in_place=True)], 20, costs)
+        assert found.phases["rework"] == rework
+
+
+def test_limits_are_those_of_agents() -> None:
+    """Both are tuned there."""
+    assert (landing.MOST_SECONDS, landing.UNKNOWN_SECONDS) == (
+        agents.MOST_HELD_SECONDS,
+        agents.UNKNOWN_SECONDS,
+    )
 
 
 def test_a_copy_costs_as_much_as_a_save_stalls_unless_it_is_known() -> None:
