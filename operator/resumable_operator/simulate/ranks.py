@@ -8,6 +8,7 @@ at multiples of ``copy_every``, unless a save is in flight.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -231,10 +232,9 @@ class Ranks:
         if self.stage == "training" or self._drains:
             self._save(at)
             return "nothing"
-        work = self.timing.interval(self.has_checkpoint)
-        if self._commit_at is not None:  # one save at a time
-            work = max(work, self._commit_at - at)
-        steps = max(1, round(work / self.timing.step))
+        steps = max(1, round(self.timing.interval(self.has_checkpoint) / self.timing.step))
+        if self._commit_at is not None:  # one save at a time: after the step in which it is durable
+            steps = max(steps, math.ceil((self._commit_at - at) / self.timing.step))
         self._enter("training", at)
         self._goal = self.step + steps
         self._until = at + self._span(steps)

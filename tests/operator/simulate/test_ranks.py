@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,6 +71,37 @@ def test_one_save_at_a_time() -> None:
     commits = [at for at, told in live(one, 5000) if told == "committed"]
     assert commits[0] == 100 + 100 + 1000
     assert all(later - earlier >= 1000 for earlier, later in pairwise(commits))
+
+
+@given(
+    *(st.integers(1, 2000), st.integers(1, 3000), st.integers(0, 500), st.integers(1, 3000)),
+    *(st.integers(0, 4), st.integers(0, 250)),
+)
+def test_a_save_begins_at_the_end_of_the_step_in_which_the_one_before_is_durable(
+    step: int, durable: int, blocking: int, interval: int, every: int, copy: int
+) -> None:
+    """Or when the interval is over if that is later: as regularly where steps do not divide either. Copies
+    in between take their own time."""
+    one = ranks(interval=interval, step=step, durable=durable, blocking=blocking, copy=copy, copy_every=every)
+    commits: list[int] = []
+    while len(commits) < 6:
+        at = one.next_at
+        commits += [at] if one.proceed() == "committed" else []
+    until_durable = math.ceil((max(durable, blocking) - blocking) / step)
+    steps = max(1, round(interval / step), until_durable)
+    copies = math.ceil(steps / every) if every else 0
+    assert all(
+        0 <= later - earlier - blocking - steps * step <= copies * copy
+        for earlier, later in pairwise(commits)
+    )
+
+
+@pytest.mark.parametrize("step", [700, 725, 1060])
+def test_steps_that_do_not_divide_what_a_save_needs_cost_no_second_interval(step: int) -> None:
+    """One every 10 s, durable after 30: a commit every 30 s and a step at most, 118 an hour."""
+    one = ranks(interval=10_000, step=step, blocking=1000, durable=30_000)
+    commits = [at for at, told in live(one, 3_600_000) if told == "committed"]
+    assert len(commits) >= 3_600_000 // (30_000 + step) - 1
 
 
 def test_a_step_in_the_making_is_lost_with_its_ranks() -> None:
