@@ -156,7 +156,8 @@ class AttemptStatus(StatusModel):
     ending_since: Time | None = None
     outcomes: dict[str, str] = Field(default_factory=dict)  # by worker that reported the attempt's end
     rank0_returned_at: Time | None = None  # rank 0 returned 0
-    left: Evidence | None = None  # the first other rank that returned 0, as a witness against itself
+    left: Evidence | None = None  # the first rank that left the others unasked, as a witness against itself
+    asked: bool = False  # to drain, by the operator or by an agent of its own accord
     last_progress_at: Time | None = None  # newest report of a rank
     slowest_worker: str = ""  # the one with the slowest rank lately
     slowest_step_seconds: float = 0.0  # recent step time of that rank; 0: no step was told

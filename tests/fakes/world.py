@@ -70,6 +70,7 @@ class World:
         self.emitted: list[act.EmitEvent] = []
         self.plans: list[act.Plan] = []
         self.crash_code: int | None = None  # every rank 0 ends with it right after its start
+        self.crash_steps = 0  # or after so many steps of its attempt
         self.final_step = 0
         self.holds_ports = True  # False: agents of an older version
         self.library = True  # False: the script knows torchrun's environment only
@@ -446,9 +447,9 @@ class World:
 
     def _one_step(self, number: int, group: Group, running: list[FakeAgent]) -> None:
         first = next(agent for agent in running if self._rank(agent) == 0)
-        if self.crash_code is not None:
+        if self.crash_code is not None and group.steps_done >= self.crash_steps:
             self._rank_exit(first, self.crash_code, tail=("Traceback", "ValueError: boom"))
-            self._end(first, events.FAILED)
+            self._end(first, events.DRAINED if self.crash_code == exitcodes.DRAINED else events.FAILED)
             return
         if number < max(self.groups):
             for agent in running:  # a zombie: a newer attempt owns the store
@@ -504,7 +505,8 @@ class World:
         return agent.assignment.member().first_rank if agent.assignment else -1
 
     def _rank_exit(self, agent: FakeAgent, code: int, peer: bool = False, tail: tuple[str, ...] = ()) -> None:
-        exit_ = RankExit(self._rank(agent), code, own=True, peer_suspect=peer, tail=tail)
+        asked = agent.state == "draining"
+        exit_ = RankExit(self._rank(agent), code, own=True, peer_suspect=peer, tail=tail, asked=asked)
         self._log(agent, events.RANK_EXITED, to_plain(exit_))
 
     def _all_end(self, running: list[FakeAgent], code: int, outcome: str) -> None:

@@ -25,6 +25,7 @@ def begin_draining(draft: Draft, change: Change) -> None:
         drain_cause=change.cause,
         drain_reason=change.reason,
         drain_deadline=draft.now + change.window_seconds,
+        asked=draft.attempt.asked or change.asked,
     )
     if change.cause == "scale":
         draft.set(last_grow_at=draft.now)

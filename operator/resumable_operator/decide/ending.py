@@ -99,7 +99,7 @@ def finalize(draft: Draft) -> None:
     """The attempt has ended, with one cause: record it, charge it, make room for the next."""
     note_begin(draft)
     committed = _committed(draft)
-    verdict = judge(draft.attempt, committed=committed, trained=draft.attempt.running_at is not None)
+    verdict = judge(draft.attempt, committed=committed, trained=_trained(draft))
     _settle(draft, verdict)
     _record(draft, verdict, committed)
     _replace_lost(draft)
@@ -107,6 +107,11 @@ def finalize(draft: Draft) -> None:
     draft.set(size=0)
     draft.reserve()
     _go_on_or_fail(draft, verdict)
+
+
+def _trained(draft: Draft) -> bool:
+    """All its members had started, or its ranks told of steps before they were known to have."""
+    return draft.attempt.running_at is not None or draft.attempt.first_step_at is not None
 
 
 def _committed(draft: Draft) -> bool:
@@ -197,9 +202,10 @@ def _go_on_or_fail(draft: Draft, verdict: Verdict) -> None:
 
 
 def _back_off(draft: Draft, verdict: Verdict) -> None:
-    """An attempt that never did a step, for a reason that is nobody's (store away, port taken): the first
-    time repeat at once, then ever more slowly."""
-    if verdict.cause != "unknown" or draft.attempt.first_step_at is not None:
+    """An attempt that never did a step, for a reason that is nobody's (store away, port taken) or that costs
+    nothing: the first time repeat at once, then ever more slowly. What is not slowed down has a budget."""
+    free = verdict.paying is None and not verdict.planned
+    if not (free or verdict.cause == "unknown") or draft.attempt.first_step_at is not None:
         return
     count = draft.status.backoff_count
     draft.set(backoff_count=count + 1)

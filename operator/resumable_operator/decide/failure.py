@@ -54,12 +54,14 @@ def judge(attempt: AttemptStatus, committed: bool, trained: bool) -> Verdict:
 
     Args:
         committed: a checkpoint was committed since the drain began, so a drain's purpose was fulfilled.
-        trained: every member had started its ranks.
+        trained: every member had started its ranks, or some step was told.
     """
     found = first_witness(attempt.evidence)
     if found is not None and not found.primary and attempt.left is not None:
         found = attempt.left  # its peers only lost it
-    if attempt.drain_cause is not None and (committed or _nobody_failed(attempt, found)):
+    if _drained_unasked(attempt):
+        found = found if found is not None and found.primary else attempt.left
+    elif attempt.drain_cause is not None and (committed or _nobody_failed(attempt, found)):
         return _drained(attempt.drain_cause, attempt.drain_reason + _cut_short(attempt, found))
     if found is None:
         message = "the attempt ended and nobody said why"
@@ -67,9 +69,16 @@ def judge(attempt: AttemptStatus, committed: bool, trained: bool) -> Verdict:
     paying: BudgetClass | None = budget_class(found.cause, found.code)
     if not found.primary:
         paying = "infrastructure"  # some network between workers, most likely
-    if found.code == exitcodes.MASTER_BIND or (not trained and found.cause in WORKER_LOST):
-        paying = None
+    bind_failed = found.code == exitcodes.MASTER_BIND and attempt.first_step_at is None
+    if bind_failed or (not trained and found.cause in WORKER_LOST):
+        paying = None  # the next try waits: ``ending``
     return Verdict(found.cause, False, found.message + _cut_short(attempt, found), found, paying)
+
+
+def _drained_unasked(attempt: AttemptStatus) -> bool:
+    """A rank ended with the code of a drain that neither the operator nor any agent had asked for."""
+    left = attempt.left
+    return left is not None and left.code == exitcodes.DRAINED and not attempt.asked
 
 
 def _nobody_failed(attempt: AttemptStatus, found: Evidence | None) -> bool:
@@ -158,15 +167,20 @@ def of_rank_exit(exit_: RankExit, worker: str, at: float) -> Evidence | None:
 
 
 def of_leaving(exit_: RankExit, worker: str, at: float) -> Evidence:
-    """A rank that returned 0. When its peers lose a peer and nobody else failed, it left them too early."""
+    """A rank that returned 0. When its peers lose a peer and nobody else failed, it left them too early.
+
+    Or one that ended as drained: when nobody turns out to have asked, that was the script's own idea.
+    """
+    how = "returned 0 while others trained on: all ranks must take the same steps"
+    if exit_.code == exitcodes.DRAINED:
+        how = f"ended with exit code {exit_.code}, which says drained, and nobody had asked it to drain"
     return Evidence(
         at=at,
         cause="crash",
         worker=worker,
         rank=exit_.rank,
         code=exit_.code,
-        message=f"rank {exit_.rank} on {worker} returned 0 while others trained on: "
-        "all ranks must take the same steps",
+        message=f"rank {exit_.rank} on {worker} {how}",
         tail=_short(exit_.tail),
     )
 

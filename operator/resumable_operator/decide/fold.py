@@ -18,13 +18,14 @@ from resumable_operator.decide.failure import add_evidence, of_leaving, of_rank_
 from resumable_operator.decide.interruptions import credit_rework, recovered
 from resumable_operator.decide.observation import TimedEvent
 from resumable_operator.model import CheckpointStatus, Evidence
-from resumable_training.contract import events, formulas
+from resumable_training.contract import events, exitcodes, formulas
 from resumable_training.contract.codec import ContractError, from_plain
 from resumable_training.contract.events import Event, ProgressReport, RankExit
 
 _LARGEST = 2**53  # of whole numbers that every JSON reader keeps exactly
 _FALLBACKS: Any = tuple[dict[str, Any], ...]
 _LEFT_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
+BY_ITSELF = "began to drain by itself"  # reason of a drain that follows one
 _BOUNDS = (formulas.OPTIMUM, formulas.FIRST, formulas.DURABLE, formulas.CAP, "fixed")
 _BEFORE_RESTORED = ("setup", "rendezvous", "restoring")
 
@@ -250,13 +251,20 @@ def _rank_exited(draft: Draft, timed: TimedEvent) -> None:
     exit_ = from_plain(RankExit, timed.event.data)
     if exit_.rank == 0 and exit_.code == 0:
         draft.set_attempt(rank0_returned_at=timed.at)
-    elif exit_.own and exit_.code == 0 and draft.attempt.left is None and not _told_to_drain(draft, timed):
-        draft.set_attempt(left=of_leaving(exit_, timed.worker, timed.at))
+    elif _left(exit_) and not _told_to_drain(draft, timed):
+        known = draft.attempt.left
+        if known is None or (known.code == 0 and exit_.code != 0):
+            draft.set_attempt(left=of_leaving(exit_, timed.worker, timed.at))
     if _ended_as_asked(draft, exit_, timed):
         return
     witness = of_rank_exit(exit_, timed.worker, timed.at)
     if witness is not None:
         witnessed(draft, witness)
+
+
+def _left(exit_: RankExit) -> bool:
+    """By itself, without a failure: with 0, or with the word of a drain that its agent knows nothing of."""
+    return exit_.own and (exit_.code == 0 or (exit_.code == exitcodes.DRAINED and exit_.asked is False))
 
 
 def _told_to_drain(draft: Draft, timed: TimedEvent) -> bool:
@@ -279,6 +287,10 @@ def _hang(draft: Draft, timed: TimedEvent) -> None:
 
 
 def _drain_requested(draft: Draft, timed: TimedEvent) -> None:
+    """Also by an operator before this one, which may not have written it down. When others are asked to
+    follow ranks that drain, it is those that are to say why."""
+    if not str(timed.event.data.get("reason")).endswith(BY_ITSELF):
+        draft.set_attempt(asked=True)
     doomed = draft.attempt.doomed
     if timed.event.data.get("reason") == "sigterm" and timed.worker not in doomed:
         draft.set_attempt(doomed=(*doomed, timed.worker))

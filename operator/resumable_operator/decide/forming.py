@@ -26,7 +26,7 @@ def step(draft: Draft) -> None:
     attempt = draft.attempt
     change = unavoidable_change(draft)
     if change is not None and not attempt.evidence:
-        draft.set_attempt(drain_cause=change.cause, drain_reason=change.reason)
+        draft.set_attempt(drain_cause=change.cause, drain_reason=change.reason, asked=True)
     _give_up_on_mute_members(draft)
     if draft.attempt.evidence or change is not None:
         begin_ending(draft)

@@ -22,11 +22,12 @@ UNREADY_SECONDS = 10.0  # a node may take this long to be ready again before its
 
 @dataclass(frozen=True)
 class Change:
-    """End the attempt with this cause, within the window."""
+    """End the attempt with this cause, within the window. ``asked`` False: it may be the ranks' own idea."""
 
     cause: str
     reason: str
     window_seconds: float
+    asked: bool = True
 
 
 def unavoidable_change(draft: Draft) -> Change | None:

@@ -6,6 +6,7 @@ from resumable_operator.decide.assign import settings_digest
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.draining import begin_draining
 from resumable_operator.decide.ending import begin_ending
+from resumable_operator.decide.fold import BY_ITSELF
 from resumable_operator.decide.planned import Change, planned_change
 from resumable_operator.decide.requests import send_settings
 from resumable_operator.decide.success import excused, has_succeeded
@@ -43,13 +44,16 @@ def _all_done_soon(draft: Draft) -> bool:
 
 
 def _draining_by_itself(draft: Draft) -> Change | None:
-    """An agent began a drain that nobody here asked for: it was alone for too long, say."""
+    """An agent began a drain that nobody here asked for: it was alone for too long, say.
+
+    Ranks that have ended as drained may have done so unasked; who asked is known when all have ended.
+    """
     for member in draft.attempt.members:
         state = heard_state(draft, member.worker)
         drains = state is not None and (state.attempt, state.state) == (draft.attempt.number, "draining")
         if drains or draft.attempt.outcomes.get(member.worker) == events.DRAINED:
             window = draft.spec.recovery.drain_seconds
-            return Change("drained", f"{member.worker} began to drain by itself", window)
+            return Change("drained", f"{member.worker} {BY_ITSELF}", window, asked=drains)
     return None
 
 

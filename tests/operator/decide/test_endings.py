@@ -233,9 +233,10 @@ def test_two_faults_in_a_row_are_two_endings() -> None:
     world = running()
     world.kill_worker("train-1-1")
     world.capacity = 2
+    world.step()
     while world.job.status.attempt.number < 2:
-        world.step()
         world.tick()
+        world.step()
     assert world.job.status.attempt.state == "forming"
     world.kill_worker("train-0-1")
     world.run(1.4)

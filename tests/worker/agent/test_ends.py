@@ -294,3 +294,18 @@ def test_signals_of_a_rank_are_the_default_ones(tmp_path: Path) -> None:
         for line in agent.rank_log().splitlines():
             mask = int(line.split()[1], 16)
             assert not [number for number in ours if mask >> (number - 1) & 1], line
+
+
+def test_an_agent_says_whether_it_had_asked(tmp_path: Path) -> None:
+    """A script may end with the code of a drain by itself; who reads that can tell it from one."""
+    told = []
+    for number, asks in enumerate((False, True)):
+        command = LONG if asks else script("import sys; sys.exit(80)")
+        with AgentProcess(tmp_path / str(number), command) as agent:
+            agent.begin(ranks=1)
+            if asks:
+                agent.wait_event(events.PROGRESS)
+                agent.request("drain", seconds=20.0)
+            assert agent.ended() == events.DRAINED
+            told += [e.data["asked"] for e in agent.events() if e.kind == events.RANK_EXITED]
+    assert told == [False, True]

@@ -413,6 +413,7 @@ class Attempt:
                 early=rank.early(now),
                 seconds=round(now - rank.started_at, 3),
                 tail=tail,
+                asked=self.drain_state is not None,
             ),
         )
 

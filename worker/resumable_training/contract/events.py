@@ -61,6 +61,7 @@ class RankExit:
     early: bool = False  # before its first step of this attempt
     seconds: float = 0.0  # since it was started
     tail: Tuple[str, ...] = ()  # last lines of its output
+    asked: Optional[bool] = None  # to drain, by this agent; None: an agent that does not tell
 
 
 @dataclass(frozen=True)
