@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 
@@ -28,11 +29,15 @@ class UserError(ResumableError):
 
 
 class SpecError(UserError):
-    """A job spec that cannot be run. ``field`` is its path, e.g. ``spec.workers.min``."""
+    """A job spec that cannot be run. ``field`` is its path, e.g. ``spec.workers.min``.
 
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
+    ``lines``: it and what else is wrong, each for itself.
+    """
+
+    def __init__(self, field: str, message: str, more: Sequence[str] = ()) -> None:
         self.field = field
+        self.lines = (f"{field}: {message}", *more)
+        super().__init__("; ".join(self.lines))
 
 
 class RetryableError(ResumableError):

@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.alias_generators import to_camel
+from pydantic_core import ErrorDetails
 
 from resumable_operator.errors import SpecError
 from resumable_operator.template import check_template
@@ -304,9 +305,14 @@ class Checkpoint(SpecModel):
 
     @model_validator(mode="after")
     def _one_storage(self) -> Self:
-        given = [x for x in (self.persistent_volume_claim, self.s3, self.directory) if x is not None]
+        storages = {
+            "persistentVolumeClaim": self.persistent_volume_claim,
+            "s3": self.s3,
+            "directory": self.directory,
+        }
+        given = [name for name, value in storages.items() if value is not None]
         if len(given) > 1:
-            raise ValueError("give exactly one storage: persistentVolumeClaim, s3 or directory")
+            raise ValueError(f"give exactly one storage: {' and '.join(given)} are given, leave out one")
         return self
 
 
@@ -445,7 +451,7 @@ def parse_spec(data: Any) -> JobSpec:
     """Validate decoded YAML, or what the API server stores.
 
     Raises:
-        SpecError: names the first wrong field, what is wrong and, for unknown names, the nearest known one.
+        SpecError: names each wrong field, unknown ones first, what is wrong and the nearest known name.
     """
     try:
         return JobSpec.model_validate(data)
@@ -456,22 +462,39 @@ def parse_spec(data: Any) -> JobSpec:
 _UNION_PART = ("function-", "literal[")  # how pydantic names which alternative it tried
 
 
+_MOST_TOLD = 10
+
+
 def _as_spec_error(error: ValidationError) -> SpecError:
-    problems = error.errors()
-    problem = next(
-        (p for p in problems if p["type"] == "extra_forbidden"), problems[0]
-    )  # a typo explains the rest
-    path = ".".join(
-        ["spec", *(part for part in map(str, problem["loc"]) if not part.startswith(_UNION_PART))]
-    )
-    message = problem["msg"].removeprefix("Value error, ")
+    """Of all that is wrong; a typo comes first, for it explains the rest."""
+    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    told: dict[str, str] = {}
+    meant: set[str] = set()  # fields that are there under a name which is nearly theirs
+    for problem in problems:
+        path = _path(problem)
+        if any(known == path or known.startswith(f"{path}.") for known in told) or path in meant:
+            continue  # another alternative of a union that was not meant
+        told[path], near = _wrong(problem)
+        meant |= {f"{path.rpartition('.')[0]}.{near}"} if near else set()
+    (field, message), *more = told.items()
+    lines = [f"{path}: {text}" for path, text in more[: _MOST_TOLD - 1]]
+    left = len(more) - len(lines)
+    return SpecError(field, message, [*lines, *([f"and {left} more"] if left else [])])
+
+
+def _path(problem: ErrorDetails) -> str:
+    parts = (part for part in map(str, problem["loc"]) if not part.startswith(_UNION_PART))
+    return ".".join(["spec", *parts])
+
+
+def _wrong(problem: ErrorDetails) -> tuple[str, str]:
+    """(what is wrong with a field, the known name that an unknown one is near to, or "")."""
     if problem["type"] == "model_type":
-        message = "must be a mapping"
-    if problem["type"] == "extra_forbidden":
-        name = str(problem["loc"][-1])
-        near = difflib.get_close_matches(name, _known_names(JobSpec), n=1, cutoff=0.6)
-        message = "unknown field" + (f"; did you mean {near[0]}?" if near else "")
-    return SpecError(path, message)
+        return "must be a mapping", ""
+    if problem["type"] != "extra_forbidden":
+        return problem["msg"].removeprefix("Value error, "), ""
+    near = difflib.get_close_matches(str(problem["loc"][-1]), _known_names(JobSpec), n=1, cutoff=0.6)
+    return ("unknown field" + (f"; did you mean {near[0]}?" if near else "")), (near or [""])[0]
 
 
 def _known_names(model: type[BaseModel]) -> list[str]:

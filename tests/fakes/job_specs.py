@@ -125,6 +125,7 @@ class Bad:
 _NUMBER = "spec.workers.replicas: Input should be a valid integer"
 _INTERVAL = "spec.checkpoint.interval"
 _NO_COMMAND = "the worker container (the one named worker, else the first) must set command"
+_TWO_STORAGES = "give exactly one storage: persistentVolumeClaim and s3 are given, leave out one"
 _NO_STORAGE = "give exactly one storage, persistentVolumeClaim: {claimName: ...} or s3: {bucket: ...}"
 
 BAD: dict[str, Bad] = {
@@ -214,7 +215,7 @@ BAD: dict[str, Bad] = {
     ),
     "no storage": Bad({"checkpoint": _LEFT_OUT}, _NO_STORAGE, None),
     "null for storage": Bad({"checkpoint.persistentVolumeClaim": None}, _NO_STORAGE, None),
-    "two storages": Bad({"checkpoint.s3": {"bucket": "abc"}}, _NO_STORAGE, "give exactly one storage"),
+    "two storages": Bad({"checkpoint.s3": {"bucket": "abc"}}, _TWO_STORAGES, _TWO_STORAGES),
     "a directory": Bad(
         {"checkpoint": {"directory": {"path": "/x"}}},
         "spec.checkpoint.directory: Invalid value: directory is for `rtj run` on one machine",

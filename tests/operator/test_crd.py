@@ -194,3 +194,13 @@ def test_times_are_times() -> None:
     assert named
     wrong = [path for path in named if STATUS.get(f"{path}[]", STATUS[path]).get("format") != "date-time"]
     assert wrong == []
+
+
+def test_each_default_is_told_in_words() -> None:
+    """`kubectl explain` shows descriptions alone."""
+    for path, default in (
+        ("hangSeconds", "300"),
+        ("drainOnCordon", "false"),
+        ("budgets.userError", "limit 3, windowSeconds 86400"),
+    ):
+        assert SPEC[f"spec.recovery.{path}"]["description"].endswith(f" Default: {default}.")

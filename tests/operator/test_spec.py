@@ -83,3 +83,48 @@ def test_nothing_is_converted(path: str, odd: Any) -> None:
     spec = changed({path: odd})
     taken = _taken(path, spec)
     assert taken is None or (taken, type(taken) is bool) == (odd, type(odd) is bool)
+
+
+@pytest.mark.parametrize(
+    ("spec", "lines"),
+    [
+        pytest.param(
+            {"worker": {}, "checkpoint": {"intervall": "auto"}, "recovery": {"hangSecond": 3, "odd": 1}},
+            [
+                "spec.checkpoint.intervall: unknown field; did you mean interval?",
+                "spec.recovery.hangSecond: unknown field; did you mean hangSeconds?",
+                "spec.recovery.odd: unknown field",
+                "spec.worker: unknown field; did you mean workers?",
+            ],
+            id="typos, and not what is missing because of them",
+        ),
+        pytest.param(
+            {
+                "workers": {"replicas": 2, "min": 3, "max": 1},
+                "checkpoint": {"s3": {"bucket": "abc"}, "directory": {"path": "/x"}},
+            },
+            [
+                "spec.workers: min (3) is above max (1): lower min or raise max",
+                "spec.checkpoint: give exactly one storage: s3 and directory are given, leave out one",
+            ],
+            id="two fields that contradict others",
+        ),
+        pytest.param(
+            {"workers": {"replicas": 1}, "checkpoint": {"interval": {"step": 3}}},
+            ["spec.checkpoint.interval.step: unknown field; did you mean steps?"],
+            id="not the alternative that was not meant",
+        ),
+        pytest.param(
+            {"workers": {"replicas": 1, "sizes": ["1"] * 12}},
+            [f"spec.workers.sizes.{index}: Input should be a valid integer" for index in range(10)]
+            + ["and 2 more"],
+            id="not endless",
+        ),
+    ],
+)
+def test_all_that_is_wrong_is_told_at_once(spec: Any, lines: list[str]) -> None:
+    """As the API server does: typos first, each with its field."""
+    with pytest.raises(SpecError) as caught:
+        parse_spec(spec)
+    assert list(caught.value.lines) == lines
+    assert str(caught.value) == "; ".join(lines)

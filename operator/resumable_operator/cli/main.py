@@ -14,7 +14,7 @@ import click
 
 from resumable_operator.cli import exitcodes
 from resumable_operator.cli.place import PLUGIN, by_kubectl
-from resumable_operator.errors import ResumableError
+from resumable_operator.errors import ResumableError, SpecError
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except ResumableError as error:
-            click.echo(f"Error: {error}", err=True)
+            lines = error.lines if isinstance(error, SpecError) else (str(error),)
+            click.echo("\n       ".join([f"Error: {lines[0]}", *lines[1:]]), err=True)
             ctx.exit(exitcodes.for_error(error))
         except KeyboardInterrupt:
             ctx.exit(exitcodes.INTERRUPTED)

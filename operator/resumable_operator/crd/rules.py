@@ -28,9 +28,14 @@ _NAME = {
 _SPEC: list[Rule] = [
     {  # not on checkpoint itself: its default, which is to be refused here, must be valid for the definition
         "rule": "has(self.checkpoint.directory) "
-        "|| has(self.checkpoint.persistentVolumeClaim) != has(self.checkpoint.s3)",
+        "|| has(self.checkpoint.persistentVolumeClaim) || has(self.checkpoint.s3)",
         "message": "give exactly one storage, persistentVolumeClaim: {claimName: ...} or s3: {bucket: ...}: "
         "without one every restart would begin from nothing",
+        "fieldPath": ".checkpoint",
+    },
+    {
+        "rule": "!has(self.checkpoint.persistentVolumeClaim) || !has(self.checkpoint.s3)",
+        "message": "give exactly one storage: persistentVolumeClaim and s3 are given, leave out one",
         "fieldPath": ".checkpoint",
     },
     {

@@ -48,9 +48,10 @@ class _Converter:
         if len(given) == 1:  # optional: null is pruned by the API server, as nothing
             node = {**given[0], **_without(node, "anyOf", "default")}
         body = self._union(given) if len(given) > 1 else self._plain(node)
-        head = {"description": " ".join(node["description"].split())} if "description" in node else {}
+        head: Schema = {"description": " ".join(node["description"].split())} if "description" in node else {}
         if self._strict and node.get("default") is not None:
-            head["default"] = self._default(node)
+            default = self._default(node)
+            head = {**_telling(head, default), "default": default}
         return {**head, **body}
 
     def _resolved(self, node: Schema) -> Schema:
@@ -139,6 +140,18 @@ def _subsets(names: list[str]) -> list[list[str]]:
 
 def _all(names: list[str]) -> list[list[str]]:
     return [[], *_subsets(names)]
+
+
+def _telling(head: Schema, default: Any) -> Schema:
+    """With the default in words: `kubectl explain` shows descriptions, and no defaults."""
+    text = head.get("description", "")
+    if isinstance(default, dict):
+        words = ", ".join(f"{name} {value}" for name, value in default.items())
+    else:
+        words = "" if isinstance(default, list) else str(default).lower()
+    if not text or not words or "Default:" in text:
+        return head
+    return {**head, "description": f"{text} Default: {words}."}
 
 
 def _without(node: Schema, *keys: str) -> Schema:
