@@ -19,7 +19,7 @@ from resumable_operator.simulate.parameters import (
     Costs,
     Parameters,
     Restart,
-    copies_at_most_of,
+    auto_memory_every,
     make_spec,
 )
 from resumable_training.contract.codec import ContractError, plain_from_json
@@ -175,7 +175,7 @@ def _memory_every(chosen: Mapping[str, str], checkpoint: Checkpoint, costs: Cost
     """Steps between copies in memory; 0: none. ``auto``: as often as they take 1 % of training."""
     text = chosen.get("memory_every", str(checkpoint.memory_every_steps or 0))
     if text == AUTO:
-        return copies_at_most_of(costs.step, costs.copy_seconds)
+        return auto_memory_every(costs.step, costs.copy_seconds)
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise UsageProblem(f"--memory-every: '{shorten(text)}' is not a number of steps, 0 for none, or auto")
     return int(text)

@@ -63,7 +63,7 @@ def notes(cell: Cell) -> Iterator[str]:
             f"saves come less often than every {_interval(cell)}: bounded by the time a save needs to become"
             f" durable, {duration(parameters.costs.durable)}"
         )
-    if parameters.memory_every and not any(process.spares_machines for process in cell.processes):
+    if parameters.memory_every and not any(process.leaves_machines for process in cell.processes):
         yield "copies in memory gain nothing: no failure leaves the machines good (--in-place)"
     for process in cell.processes:
         away = process.elsewhere(parameters.slots) if isinstance(process, Trace) else 0

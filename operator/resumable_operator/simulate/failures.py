@@ -50,7 +50,7 @@ class Machines:
     in_place: float = 0.0
 
     @property
-    def spares_machines(self) -> bool:
+    def leaves_machines(self) -> bool:
         """Whether some failures kill ranks alone."""
         return self.in_place > 0
 
@@ -76,7 +76,7 @@ class Racks:
 
     size: int
     mtbf: float
-    spares_machines = False
+    leaves_machines = False
 
     def failures(self, slots: int, streams: Streams) -> Iterator[Failure]:
         racks = range(0, slots, self.size)
@@ -107,7 +107,7 @@ class SpotWaves:
     share: float
     notice: float = 120.0
     lasts: float = 3600.0
-    spares_machines = False
+    leaves_machines = False
 
     def failures(self, slots: int, streams: Streams) -> Iterator[Failure]:
         when, at = streams("waves"), 0.0
@@ -126,7 +126,7 @@ class Trace:
     failed: tuple[Failure, ...]
 
     @property
-    def spares_machines(self) -> bool:
+    def leaves_machines(self) -> bool:
         return any(failure.in_place for failure in self.failed)
 
     def elsewhere(self, slots: int) -> int:

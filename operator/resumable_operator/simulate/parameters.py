@@ -93,7 +93,7 @@ class Parameters:
         return self.spec.workers.replicas + self.spec.workers.spares
 
 
-def copies_at_most_of(step: float, copy: float) -> int:
+def auto_memory_every(step: float, copy: float) -> int:
     """Steps between copies in memory as ``auto`` has it: they take COPY_SHARE of the steps' time. Seconds."""
     return max(1, math.ceil(copy / (COPY_SHARE * step)))
 

@@ -22,7 +22,7 @@ from resumable_operator.simulate.parameters import (
     Costs,
     Parameters,
     Restart,
-    copies_at_most_of,
+    auto_memory_every,
     make_spec,
 )
 from resumable_operator.simulate.ranks import Ranks, Timing
@@ -260,4 +260,4 @@ def test_a_copy_costs_as_much_as_a_save_stalls_unless_it_is_known() -> None:
 def test_auto_is_what_ranks_do(step: float, copy: float) -> None:
     """As often as copies cost a hundredth of training."""
     measured = schedule.Measured(step_seconds=step, copy_seconds=copy)
-    assert copies_at_most_of(step, copy) == schedule.copy_every(CheckpointConfig(memory_auto=True), measured)
+    assert auto_memory_every(step, copy) == schedule.copy_every(CheckpointConfig(memory_auto=True), measured)
