@@ -21,6 +21,7 @@ from resumable_training.checkpoint import CheckpointEngine, Reached, TrainingSta
 from resumable_training.contract.assignment import CheckpointConfig
 
 _CACHE_BYTES = 64 << 20
+_WRITER_SECONDS, _LOOK_SECONDS = 60.0, 0.01
 
 
 class Way(ABC):
@@ -69,6 +70,12 @@ class Ours(Way):
     def ready(self) -> None:
         self._engine = self._make(1)
         self._engine.restore(self.state)
+        self._engine.poll()  # as when a first step is done: the writer starts, long before a first save
+        deadline = time.monotonic() + _WRITER_SECONDS
+        while not self._engine.standing:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no checkpoint writer within {_WRITER_SECONDS:g} s")
+            time.sleep(_LOOK_SECONDS)
 
     def _make(self, attempt: int) -> CheckpointEngine:
         config = CheckpointConfig(directory=str(self.directory / "store"))

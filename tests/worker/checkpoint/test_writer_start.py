@@ -61,6 +61,14 @@ def test_it_starts_when_the_first_step_is_done(begin: Callable[[], CheckpointEng
     assert process_of(engine) is process
 
 
+def test_who_asks_is_told_when_it_is_up(begin: Callable[[], CheckpointEngine]) -> None:
+    """Not before it was started; without another look at saves."""
+    engine = begin()
+    assert not engine.standing
+    engine.poll()
+    eventually(lambda: engine.standing)
+
+
 def test_an_attempt_that_ends_before_it_needs_none(begin: Callable[[], CheckpointEngine]) -> None:
     """It has nothing to end."""
     engine = begin()
@@ -87,6 +95,7 @@ def test_no_copy_waits_for_a_writer(
     engine = begin()
     assert not any(copy(engine, step) for step in range(1, 4))
     assert engine.can_copy
+    assert not engine.standing
     assert set(waits) == {0.0}
 
 
@@ -99,4 +108,5 @@ def test_a_writer_that_ends_at_once_is_not_hoped_for(
     engine = begin()
     eventually(lambda: not copy(engine, 1) and not engine.can_copy)
     assert process_of(engine) is None
+    assert engine.standing  # such saves wait for nothing to come up
     assert save(engine, 2).durable

@@ -344,6 +344,14 @@ class CheckpointEngine:
         """Whether a save now would have to wait for the one before."""
         return self._saver.busy
 
+    @property
+    def standing(self) -> bool:
+        """Whether this rank's writer is up, as it is some time after the first ``poll``; never waits.
+
+        A first save that comes earlier waits for it.
+        """
+        return self._saver.standing
+
     def poll(self) -> SaveReport | None:
         """The final report of a save that began earlier, once; does not wait.
 
