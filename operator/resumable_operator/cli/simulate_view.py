@@ -31,7 +31,7 @@ _LONGEST_REASON = 100
 
 def render(summaries: Sequence[Summary], console: Console, defaults: Sequence[str] = ()) -> None:
     """For people. ``defaults``: names of what was to be measured and is not known."""
-    console.print(_given(summaries[0]), style="dim")
+    console.print(_given(summaries), style="dim")
     if defaults:
         console.print(
             f"not measured by the run, so usual values are taken: {', '.join(defaults)}", style="yellow"
@@ -85,11 +85,20 @@ def _units(summary: Summary) -> str:
 
 def _where(summary: Summary) -> str:
     """Which row."""
-    return ", ".join(f"{_heading(name)} {value}" for name, value in summary.cell.axes.items())
+    names = map(_heading, summary.cell.axes)
+    return ", ".join(f"{name} {value}" for name, value in zip(names, _values(summary), strict=True))
 
 
-def _given(summary: Summary) -> str:
+def _values(summary: Summary) -> Iterator[str]:
+    """Of the axes, as they were given, and the steps between copies that ``auto`` came to."""
+    for name, value in summary.cell.axes.items():
+        found = summary.cell.parameters.memory_every
+        yield f"auto ({found})" if (name, value) == ("memory_every", "auto") else str(value)
+
+
+def _given(summaries: Sequence[Summary]) -> str:
     """What all cells have in common, as one paragraph."""
+    summary = summaries[0]
     cell, parameters = summary.cell, summary.cell.parameters
     workers, costs = parameters.spec.workers, parameters.costs
     stages = ", ".join(f"{stage} {duration(getattr(costs.restart, stage))}" for stage in STAGES)
@@ -98,7 +107,7 @@ def _given(summary: Summary) -> str:
         f" {counted(workers.spares, 'spare')}",
         f"a save stops training for {duration(costs.blocking)}, durable after {duration(costs.durable)}",
         f"interval {_interval(cell)}",
-        *_copies(parameters),
+        *_copies([summary.cell for summary in summaries]),
         f"restart {duration(costs.restart.total)} ({stages})",
         f"a worker starts in {duration(costs.reschedule)}, a lost machine is replaced"
         f" after {duration(costs.replace)}",
@@ -109,10 +118,13 @@ def _given(summary: Summary) -> str:
     return "; ".join(fixed) + (f". Varied below: {varied}; given here is the first row's." if varied else "")
 
 
-def _copies(parameters: Parameters) -> Iterator[str]:
-    if parameters.memory_every:
-        steps = counted(parameters.memory_every, "step")
-        yield f"a copy in memory every {steps} takes {duration(parameters.costs.copy_seconds)}"
+def _copies(cells: Sequence[Cell]) -> Iterator[str]:
+    """Of the first row that makes any; how often where the rows do not say it."""
+    copying = next((cell for cell in cells if cell.parameters.memory_every), None)
+    if copying is not None:
+        steps = counted(copying.parameters.memory_every, "step")
+        often = "" if "memory_every" in copying.axes else f" every {steps}"
+        yield f"a copy in memory{often} takes {duration(copying.parameters.costs.copy_seconds)}"
 
 
 def _gpus(parameters: Parameters) -> str:
@@ -171,7 +183,7 @@ def _goodput_table(summaries: Sequence[Summary]) -> Table:
         ]
         if any(formulas):
             cells.insert(3, "-" if formula is None else f"{100 * formula:.1f}")
-        table.add_row(*(str(summary.cell.axes[name]) for name in axes), *cells)
+        table.add_row(*_values(summary), *cells)
     return table
 
 
@@ -190,8 +202,7 @@ def _loss_table(summaries: Sequence[Summary]) -> Table:
     for summary in summaries:
         lost = summary.lost_gpu_hours_a_day
         amounts = [f"{lost.get(cause, 0):.1f}" for cause in causes]
-        values = map(str, summary.cell.axes.values())
-        table.add_row(*values, *amounts, f"{sum(lost.values()):.1f}")
+        table.add_row(*_values(summary), *amounts, f"{sum(lost.values()):.1f}")
     return table
 
 
@@ -220,6 +231,8 @@ def plain(summary: Summary) -> dict[str, Any]:
     return found | {
         "runtimeByFormula": summary.cell.formula(),
         "intervalSeconds": summary.interval_seconds,
+        "memoryEverySteps": parameters.memory_every,
+        "copySeconds": parameters.costs.copy_seconds if parameters.memory_every else None,
         "hoursOf": parameters.hours_of,
         "notes": list(notes(summary.cell)),
         "lostGpuHoursADay": {cause: summary.lost_gpu_hours_a_day.get(cause, 0.0) for cause in LOSSES},
@@ -237,6 +250,8 @@ def as_csv(summaries: Sequence[Summary]) -> str:
     columns += [
         "runtime_by_formula",
         "interval_seconds",
+        "memory_every_steps",
+        "copy_seconds",
         *(f"lost_gpu_hours_a_day_{cause}" for cause in LOSSES),
     ]
     columns.append("failed")
@@ -244,13 +259,16 @@ def as_csv(summaries: Sequence[Summary]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for summary in summaries:
+        parameters = summary.cell.parameters
         row: list[Any] = [summary.cell.axes[name] for name in axes]
-        row += [summary.lives, f"{summary.cell.parameters.days:g}"]
+        row += [summary.lives, f"{parameters.days:g}"]
         for name in _SPREADS:
             spread: Spread = getattr(summary, name)
             row += [f"{spread.mean:.6f}", f"{spread.deviation:.6f}"]
         formula = summary.cell.formula()
         row += ["" if formula is None else f"{formula:.6f}", f"{summary.interval_seconds:.3f}"]
+        copy = f"{parameters.costs.copy_seconds:.6f}" if parameters.memory_every else ""
+        row += [parameters.memory_every, copy]
         row += [f"{summary.lost_gpu_hours_a_day.get(cause, 0.0):.4f}" for cause in LOSSES]
         writer.writerow([*row, sum(summary.failed.values())])
     return text.getvalue()

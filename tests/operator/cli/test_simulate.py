@@ -120,6 +120,24 @@ def test_copies_in_memory_help_where_ranks_die_and_machines_stay() -> None:
     assert "copies in memory gain nothing: no failure leaves the machines good (--in-place)" in output
 
 
+def test_what_copies_take_and_what_auto_came_to_is_told(tmp_path: Path) -> None:
+    """Also where the first row makes none; in the table, as JSON and as CSV."""
+    table = tmp_path / "a.csv"
+    line = ("--workers", "2", "--mtbf", "1h", "--in-place", "1", "--blocking", "1s", "--days", "0.05")
+    axis = ("--memory-every", "0,auto", "--copy", "200ms", "--csv", str(table))
+    output = " ".join(simulate(*line, *axis).output.split())
+    assert "a copy in memory takes 200 ms; restart" in output
+    assert "memory every auto (20): " in output
+    assert output.count(" auto (20) ") == 2  # a row in each table
+    found = cells(*line, *axis)
+    assert [(cell["memoryEverySteps"], cell["copySeconds"]) for cell in found] == [(0, None), (20, 0.2)]
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    told = [(row["memory_every"], row["memory_every_steps"], row["copy_seconds"]) for row in rows]
+    assert told == [("0", "0", ""), ("auto", "20", "0.200000")]
+    alone = " ".join(simulate(*line, "--memory-every", "0").output.split())
+    assert "a copy in memory" not in alone
+
+
 def test_a_job_file_says_how_often_it_copies(tmp_path: Path) -> None:
     """As the spec has it: a number of steps, or auto; options overrule it."""
     spec = {"workers": {"replicas": 1}, "checkpoint": {"memoryEverySteps": 7}}
