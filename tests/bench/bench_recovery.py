@@ -170,6 +170,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--write-docs", action="store_true", help="put tables and picture into docs/")
     parser.add_argument("--output", type=Path, default=RESULTS, help="directory for JSON and picture")
     options = parser.parse_args()
+    if options.runs < (0 if options.add else 1):
+        parser.error("--runs: nothing would be measured; 0 goes with --add alone, to write what is there")
     if options.quick:
         options.runs = min(options.runs, QUICK_RUNS)
     options.ranks = options.ranks or ([2] if options.quick else [2, 4])
@@ -220,11 +222,19 @@ def main() -> None:
     for ranks in options.ranks:
         results[ranks] = run_all(sides, ranks, wanted, options.runs, options.slow_runs)
     everything = before.with_added(replace(now, results=results))
+    if not everything.results:
+        raise SystemExit("nothing was measured: no file is written")
+    changed = recovery_file.digest() != now.code
     lines = [*recovery_table.tables(everything.results), "", *everything.notes, "", "Aims:"]
     lines += [f"  {aim}" for aim in recovery_table.aims(everything.results)]
     print("\n".join(lines))
-    path = recovery_file.write(everything, options.output)
+    path = recovery_file.write(replace(everything, code="") if changed else everything, options.output)
     print(f"\nwritten: {path}; took {(time.monotonic() - began) / 60:.1f} min")
+    if changed:
+        raise SystemExit(
+            "the code was edited while it was measured: the numbers are of no one version, nothing can be"
+            " added to them, and docs/ stays as it is"
+        )
     if options.write_docs:
         print(f"written: {recovery_docs.write(everything.results, everything.notes)}")
 

@@ -1,0 +1,113 @@
+"""What the recovery benchmark writes, and when it rather writes nothing; nothing is measured here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import bench_recovery
+import pytest
+import recovery_docs
+import recovery_file
+from recovery_cases import Outcome
+from recovery_file import Measured
+
+OLD, NEW = Outcome(2.5, 2.5, 3, 0.25), Outcome(1.5, 1.5, 3, 0.25)
+Tables = dict[str, dict[str, list[Outcome]]]
+
+
+class Bench:
+    """``bench_recovery.main`` with results that were made up, in a directory of its own."""
+
+    def __init__(self, output: Path, page: Path, patch: pytest.MonkeyPatch) -> None:
+        self.output, self.page = output, page
+        self.code = "c0de"
+        self.during: Callable[[], None] = lambda: None
+        self.found: Tables = {}
+        self._patch = patch
+        patch.setattr(recovery_file, "PACKAGES", [])
+        patch.setattr(recovery_file, "digest", lambda: self.code)
+        patch.setattr(recovery_docs, "write", self._write)
+        patch.setattr(bench_recovery, "run_all", self._run_all)
+
+    def _write(self, *_: object) -> Path:
+        self.page.write_text("measured")
+        return self.page
+
+    def _run_all(self, *_: object) -> Tables:
+        self.during()
+        return self.found
+
+    def __call__(self, arguments: str) -> None:
+        words = [*arguments.split(), "--ranks", "2", "--output", str(self.output)]
+        self._patch.setattr("sys.argv", ["bench_recovery.py", *words])
+        bench_recovery.main()
+
+    def has(self, results: dict[int, Tables]) -> None:
+        """That was measured before."""
+        recovery_file.write(Measured("c0de", recovery_file.machine(), [], results), self.output)
+
+    def written(self) -> Measured:
+        found = recovery_file.read(self.output)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(tmp_path / "results", tmp_path / "page.md", monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "arguments", ["--runs 0", "--runs 0 --write-docs", "--runs -1 --add", "--quick --runs 0"]
+)
+def test_no_runs_are_refused(bench: Bench, arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """They would replace what was measured by nothing."""
+    bench.has({2: {"rank": {"rtj run": [OLD]}}})
+    with pytest.raises(SystemExit):
+        bench(arguments)
+    assert "--runs: nothing would be measured" in capsys.readouterr().err
+    assert bench.written().results
+
+
+@pytest.mark.parametrize("add", ["", "--add"])
+def test_where_all_is_broken_nothing_is_written(bench: Bench, add: str) -> None:
+    """No file is made, and none replaced; nor is the page."""
+    bench.found = {"rank": {"rtj run": [], "torchrun": []}}
+    with pytest.raises(SystemExit, match="nothing was measured"):
+        bench(f"--runs 1 --write-docs {add}")
+    assert not bench.output.exists()
+    assert not bench.page.exists()
+
+
+def test_broken_runs_replace_nothing(bench: Bench) -> None:
+    """Without --add, too."""
+    bench.has({2: {"rank": {"rtj run": [OLD]}}})
+    with pytest.raises(SystemExit, match="nothing was measured"):
+        bench("--runs 1")
+    assert bench.written().results == {2: {"rank": {"rtj run": [OLD]}}}
+
+
+def test_what_is_there_can_be_written_into_the_page(bench: Bench) -> None:
+    """``--runs 0 --add``."""
+    bench.has({2: {"rank": {"rtj run": [OLD]}}})
+    bench("--runs 0 --add --write-docs")
+    assert bench.written().results == {2: {"rank": {"rtj run": [OLD]}}}
+    assert bench.page.exists()
+
+
+def test_code_that_was_edited_meanwhile_is_none(bench: Bench) -> None:
+    """Numbers are kept, but as of unknown code: nothing can be added to them, and the page stays."""
+    bench.found = {"rank": {"rtj run": [NEW]}}
+
+    def edit() -> None:
+        bench.code = "0ther"
+
+    bench.during = edit
+    with pytest.raises(SystemExit, match="edited while it was measured"):
+        bench("--runs 1 --write-docs")
+    assert bench.written().code == ""
+    assert bench.written().results == {2: bench.found}
+    assert not bench.page.exists()
+    with pytest.raises(SystemExit, match=r"other code .*unknown"):
+        bench("--runs 1 --add")
