@@ -103,6 +103,8 @@ def cells_of(wish: Wish) -> list[Cell]:
     for combination in itertools.product(*lists.values()):
         chosen = dict(zip(lists, combination, strict=True))
         cells.append(_cell(wish, chosen, {name: chosen[name] for name in varied}))
+    if "copy" in wish.costs and not any(cell.parameters.memory_every for cell in cells):
+        raise UsageProblem("--copy is that of a copy in memory, and none is made: give --memory-every too")
     return cells
 
 

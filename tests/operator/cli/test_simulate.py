@@ -361,6 +361,8 @@ def test_processes_from_the_command_line() -> None:
         (("--memory-every", "-1"), "--memory-every: '-1' is not a number of steps, 0 for none, or auto"),
         (("--memory-every", "5m"), "--memory-every: '5m' is not a number of steps"),
         (("--notice", "2m"), "--notice is that of a spot wave"),
+        (("--copy", "3s"), "--copy is that of a copy in memory, and none is made: give --memory-every too"),
+        (("--copy", "3s", "--memory-every", "0"), "give --memory-every too"),
         (("-n", "team"), "are for --from-run of a job in a cluster"),
         (("--step", "0"), "a step takes 1 ms or more"),
         (("--step", "0.9ms"), "a step takes 1 ms or more"),
