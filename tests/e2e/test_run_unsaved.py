@@ -30,7 +30,7 @@ def test_the_store_goes_away_before_ctrl_c(training: TrainingRun) -> None:
     assert stopped.phase == "Suspended"
     lost = f"to {stopped.step} are in no checkpoint: "
     assert stopped.step > 11
-    assert "suspended by spec.suspend; steps 11 " + lost in stopped.reason
+    assert "suspended by Ctrl-C; steps 11 " + lost in stopped.reason
     shown = training.shown()
     assert f"stopped: step {stopped.step}, " in shown
     assert "not everything is saved: steps 11 " + lost in shown

@@ -98,6 +98,7 @@ class LocalRun:
         self._draining = False
         self._look_again: Callable[[], None] = lambda: None
         self._suspend_due = False  # asked for, and not yet written down
+        self._stopped_by = ""  # the signal, in words of people
 
     async def run(self) -> JobStatus:
         """Run until the job is finished, failed or drained; its last status."""
@@ -225,26 +226,28 @@ class LocalRun:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
             numbers.append(signal.SIGHUP)
         for number in numbers:
-            loop.add_signal_handler(number, self._interrupted)
+            loop.add_signal_handler(number, self._interrupted, number)
         try:
             yield
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
 
-    def _interrupted(self) -> None:
+    def _interrupted(self, number: signal.Signals) -> None:
         """The first time drain, the second time stop."""
         if self._draining:
             self._stop.set()
             return
         self._draining = True
+        self._stopped_by = "Ctrl-C" if number == signal.SIGINT else number.name
         self._messages.append("draining: the job commits a checkpoint and ends (Ctrl-C again: stop at once)")
         self._suspend()
 
     def _suspend(self) -> None:
         """Write down that the job is to stop; tried again as long as the disk is full."""
+        suspended = self._wish.spec.model_copy(update={"suspend": True})
         try:
-            self._cluster.submit(self._wish.name, self._wish.spec.model_copy(update={"suspend": True}))
+            self._cluster.submit(self._wish.name, suspended, self._stopped_by)
         except RetryableError as error:
             if not self._suspend_due:
                 self._messages.append(f"cannot drain yet: {error}")

@@ -100,12 +100,12 @@ class LocalCluster:
 
     # ---- the job -------------------------------------------------------------------------------------
 
-    def submit(self, name: str, spec: JobSpec) -> Job:
+    def submit(self, name: str, spec: JobSpec, suspended_by: str = "") -> Job:
         """Create the job, or change the spec of the one that is there.
 
         Workers that an earlier, killed ``rtj run`` had in an attempt are shown as lost with their machine.
         """
-        job = self.store.submit(name, spec)
+        job = self.store.submit(name, spec, suspended_by)
         self._submitted = True
         if job.status.attempt.state != "ended":
             for member in job.status.attempt.members:

@@ -59,13 +59,17 @@ class JobStore:
                 spec=JobSpec.model_validate(plain["spec"]),
                 status=JobStatus.model_validate(stored["status"]),
                 resource_version=str(int(stored["resourceVersion"])),
+                suspended_by=str(plain.get("suspended_by", "")),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:  # of pydantic: a ValueError
             message = f"the files of {self._files.root} are damaged ({error}); start over with --fresh"
             raise FatalError(message) from error
 
-    def submit(self, name: str, spec: JobSpec) -> Job:
+    def submit(self, name: str, spec: JobSpec, suspended_by: str = "") -> Job:
         """Create the job, or change the spec of the one that is there (its generation grows then).
+
+        Args:
+            suspended_by: what wants ``spec.suspend``, if it is not who wrote the spec.
 
         Raises:
             StoreUnwritable
@@ -81,7 +85,8 @@ class JobStore:
         changed = plain.get("spec") != wanted
         if changed or plain.get("layout") != LAYOUT:
             generation = plain["generation"] + (1 if changed else 0)
-            self._replace(self._files.job, {**plain, "spec": wanted, "generation": generation})
+            told = {"spec": wanted, "generation": generation, "suspended_by": suspended_by}
+            self._replace(self._files.job, {**plain, **told})
         return self._stored()
 
     def write_status(self, job: Job, status: JobStatus) -> Job:

@@ -28,10 +28,10 @@ def unsaved(status: JobStatus) -> str:
     return f"{steps} in no checkpoint{_why(status, last)}"
 
 
-def suspended_text(status: JobStatus) -> str:
-    """For people: that the job is suspended, and what was not kept."""
+def suspended_text(status: JobStatus, by: str = "") -> str:
+    """For people: that the job is suspended, by what if not by its spec alone, and what was not kept."""
     lost = unsaved(status)
-    return "suspended by spec.suspend" + (f"; {lost}" if lost else "")
+    return f"suspended by {by or 'spec.suspend'}" + (f"; {lost}" if lost else "")
 
 
 def _ending(status: JobStatus) -> Interruption | None:

@@ -17,7 +17,7 @@ WorkerPhase = Literal["pending", "running", "succeeded", "failed"]
 
 @dataclass(frozen=True)
 class Job:
-    """The resource as read."""
+    """The resource as read. ``suspended_by``: what set ``spec.suspend``, if that was not its user's hand."""
 
     namespace: str
     name: str
@@ -27,6 +27,7 @@ class Job:
     status: JobStatus
     resource_version: str = ""
     deleting: bool = False
+    suspended_by: str = ""  # such as Ctrl-C
 
     @property
     def key(self) -> str:

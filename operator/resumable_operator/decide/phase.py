@@ -120,4 +120,5 @@ def _set_conditions(draft: Draft) -> None:
     )
     set_if_known(draft, "StorageChangeIgnored", moved, "NotSuspended", text)
     suspended = draft.status.phase == "Suspended" and not draft.observation.workers
-    set_if_known(draft, "Suspended", suspended, "SpecSuspend", suspended_text(draft.status))
+    text = suspended_text(draft.status, draft.observation.job.suspended_by)
+    set_if_known(draft, "Suspended", suspended, "SpecSuspend", text)

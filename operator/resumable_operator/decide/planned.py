@@ -71,7 +71,9 @@ def _deleted(draft: Draft) -> Change | None:
 
 
 def _suspended(draft: Draft) -> Change | None:
-    return Change("suspend", "spec.suspend is set", _window(draft)) if draft.spec.suspend else None
+    if not draft.spec.suspend:
+        return None
+    return Change("suspend", draft.observation.job.suspended_by or "spec.suspend is set", _window(draft))
 
 
 def _overdue(draft: Draft) -> Change | None:

@@ -55,7 +55,7 @@ def step(draft: Draft) -> None:
 def _suspend(draft: Draft) -> None:
     """Nothing of the job stays; its storage may be changed now."""
     draft.set(store="", below_min_since=None, below_target_since=None, backoff_until=None, backoff_count=0)
-    draft.note(suspended_text(draft.status))
+    draft.note(suspended_text(draft.status, draft.observation.job.suspended_by))
 
 
 def _backing_off(draft: Draft) -> bool:

@@ -139,3 +139,12 @@ def _full(_path: Path, _value: Any) -> None:
 
 async def _refuse(_plain: dict[str, Any]) -> dict[str, Any]:
     return {"ok": False}
+
+
+def test_what_suspended_a_job_is_kept_until_it_goes_on(tmp_path: Path) -> None:
+    """Whoever reads the run directory later, a continued `rtj run` or a person, knows it."""
+    files = RunFiles(tmp_path)
+    store = JobStore(files, SystemClock())
+    assert store.submit("x", SPEC).suspended_by == ""
+    assert store.submit("x", SPEC.model_copy(update={"suspend": True}), "Ctrl-C").suspended_by == "Ctrl-C"
+    assert store.submit("x", SPEC).suspended_by == ""

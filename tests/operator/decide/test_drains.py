@@ -134,6 +134,17 @@ def test_suspend_and_resume() -> None:
     assert world.job.status.ledger.phases["suspended"] > 2000
 
 
+def test_what_suspends_a_job_is_told_in_its_own_words() -> None:
+    """At a terminal nobody has set spec.suspend: the drain, its ending and the condition say Ctrl-C."""
+    world = running()
+    world.change_spec(suspend=True)
+    world.job = replace(world.job, suspended_by="Ctrl-C")
+    world.run(15.0)
+    assert world.job.status.attempt.drain_reason == "Ctrl-C"
+    assert world.job.status.interruptions[-1].message == "Ctrl-C"
+    assert suspended(world) == ("True", "SpecSuspend", "suspended by Ctrl-C")
+
+
 def test_a_hung_job_cannot_refuse() -> None:
     """When the window is over the ranks are stopped; a suspended job is suspended."""
     world = running(recovery={"drainSeconds": 1.0})
