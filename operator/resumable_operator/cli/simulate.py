@@ -180,7 +180,9 @@ def simulate_command(
     )
     cells = cells_of(wish)
     summaries = _simulate(cells, range(seed, seed + seeds), processes, Console(stderr=True))
-    _show(summaries, _Output(as_json, csv, plot), not_measured(wish) if from_run is not None else [])
+    copies = any(cell.parameters.memory_every for cell in cells)
+    defaults = not_measured(wish, copies=copies) if from_run is not None else []
+    _show(summaries, _Output(as_json, csv, plot), defaults)
 
 
 def _measured(from_run: str | None, place: Place, with_job: bool) -> Measured:

@@ -43,8 +43,10 @@ def measured_of(name: str, place: Place) -> Measured:
 
 
 def axes_of(report: Report, view: StatusView) -> dict[str, str]:
-    """How large it is, how often it saved, and how often it was interrupted, if it was."""
+    """How large it is, how often it saved and copied, and how often it was interrupted, if it was."""
     axes = {"workers": str(view.wanted_size)}
+    if view.memory_every_steps:
+        axes["memory_every"] = str(view.memory_every_steps)
     advice = report.interval
     if advice is not None and advice.used_seconds:
         axes["interval"] = _time(advice.used_seconds)
@@ -72,10 +74,13 @@ def costs_of(report: Report, view: StatusView) -> dict[str, str]:
     return costs
 
 
-def not_measured(wish: Wish) -> list[str]:
-    """Names of what nobody measured and no option gives, so that a usual value is taken."""
+def not_measured(wish: Wish, *, copies: bool) -> list[str]:
+    """Names of what nobody measured and no option gives, so that a usual value is taken.
+
+    ``copies``: some are made in memory; what they take is in no report.
+    """
     known = {*wish.axes, *wish.costs, *(STAGES if "restart" in wish.axes else ())}
-    names = [name for name in DEFAULTS if name not in known]
+    names = [name for name in (*DEFAULTS, *(["copy"] if copies else [])) if name not in known]
     fails = {"mtbf", "machine_mtbf"} & known or wish.racks or wish.spot or wish.trace
     return names if fails else [*names, "machine MTBF"]
 

@@ -47,6 +47,7 @@ class StatusView(Model):
     allowed_sizes: tuple[int, ...]
     growth: str  # what a larger size waits for, when workers for it are ready; may be empty
     gpus_per_worker: int  # that its template asks for
+    memory_every_steps: int | str | None  # between copies in memory, or "auto"; None: none are made
     goodput: GoodputNumbers
     phases: tuple[PhaseShare, ...]
     budgets_left: tuple[BudgetLeft, ...]
@@ -78,6 +79,7 @@ def build_view(
         allowed_sizes=spec.workers.allowed_sizes(),
         growth=growth_told(spec, status, now),
         gpus_per_worker=gpus_per_worker(spec),
+        memory_every_steps=spec.checkpoint.memory_every_steps,
         goodput=goodput_numbers(status, now),
         phases=phase_shares(status, now),
         budgets_left=budgets_left(spec, status, now),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from run_samples import STATUS
+from run_samples import SPEC, STATUS
 
 from resumable_operator.cli.exitcodes import UsageProblem
 from resumable_operator.cli.main import cli
@@ -197,6 +197,21 @@ def test_what_a_run_has_not_measured_is_said(run, rtj) -> None:
     names = json.loads(rtj(*line, *given).output)["notMeasured"]
     assert names == ["detect", "restore", "replace", "machine MTBF"]
     assert "not measured" not in simulate("--workers", "1").output
+
+
+@pytest.mark.parametrize(("every", "steps"), [(1, 1), ("auto", 27)])
+def test_a_run_that_copies_in_memory_is_simulated_so(run, rtj, every: int | str, steps: int) -> None:
+    """As often as its spec has it; what a copy takes was not measured, and is said. An option overrules."""
+    run.job({**SPEC, "checkpoint": {"memoryEverySteps": every}})
+    line = ("simulate", *QUICK, "--days", "0.05", "--from-run", run.path, "--json")
+    told = json.loads(rtj(*line).output)
+    assert [cell["memoryEverySteps"] for cell in told["cells"]] == [steps]
+    assert "copy" in told["notMeasured"]
+    told = json.loads(rtj(*line, "--copy", "2ms", "--memory-every", "5").output)
+    assert [cell["memoryEverySteps"] for cell in told["cells"]] == [5]
+    assert "copy" not in told["notMeasured"]
+    told = json.loads(rtj(*line, "--memory-every", "0").output)
+    assert "copy" not in told["notMeasured"]
 
 
 def test_without_gpus_hours_are_those_of_workers(run, rtj, tmp_path: Path) -> None:
