@@ -221,7 +221,7 @@ class Watcher:
             self._wake.set()
 
     def close(self) -> None:
-        """End the thread. Only after all ranks have met for the last time."""
+        """End the thread. After all ranks have met for the last time, or when this one goes without them."""
         self._closing = True
         self._wake.set()
         if self._thread.is_alive():

@@ -369,10 +369,8 @@ class Run:
                 session.saver.close()
             session.watcher.close()
             process_group.leave(session.group.store, self.rank, self.world_size, _LEAVE_SECONDS)
-        elif session.steps_here:
-            if session.saver is not None:
-                session.saver.leave()
-            session.tell_of_early_end()
+        else:
+            self._leave_early()
         if session.trace is not None:
             session.trace.close()
         if session.link is not None:
@@ -380,6 +378,17 @@ class Run:
         if session.finished and dist.is_initialized():
             dist.destroy_process_group()
         gc.freeze()  # the interpreter's last collection would walk all of torch: a second of every restart
+
+    def _leave_early(self) -> None:
+        """The watcher's thread ends, too: in the store's client it would abort the interpreter's exit."""
+        session = self._session
+        try:
+            if session.steps_here:
+                if session.saver is not None:
+                    session.saver.leave()
+                session.tell_of_early_end()
+        finally:
+            session.watcher.close()
 
 
 def _place(mesh: Any, rank: int, world_size: int) -> Place:
