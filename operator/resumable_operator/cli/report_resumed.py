@@ -17,21 +17,22 @@ if TYPE_CHECKING:
 class Resumed(Model):
     """Where an attempt began.
 
-    ``memory_bytes`` came from its workers' memory, ``storage_bytes`` from storage. ``stored_late``: it became
-    a checkpoint when its ranks were dead: a copy that they held between saves, or a save in flight.
+    ``memory_bytes`` came from its workers' memory, ``storage_bytes`` from storage. ``told_late``: the ranks
+    that made the checkpoint did not live to tell that it was stored: a copy that they held between saves, a
+    save in flight, or one that was stored just before they died.
     """
 
     step: int
     checkpoint: str
     memory_bytes: int
     storage_bytes: int
-    stored_late: bool
+    told_late: bool
 
 
 def resumed_by_attempt(history: Iterable[HistoryEvent]) -> dict[int, Resumed]:
     """Of each attempt that told it; what was replayed counts once.
 
-    What became durable after its ranks' end is told by the next attempt, right before it has restored it.
+    Of what its ranks did not live to tell the next attempt tells, right before it has restored it.
     """
     made: set[tuple[int, str]] = set()
     found: dict[int, Resumed] = {}
@@ -45,16 +46,18 @@ def resumed_by_attempt(history: Iterable[HistoryEvent]) -> dict[int, Resumed]:
                 checkpoint=name,
                 memory_bytes=whole(event.data.get("memory_bytes")),
                 storage_bytes=whole(event.data.get("storage_bytes")),
-                stored_late=(event.attempt, name) in made,
+                told_late=(event.attempt, name) in made,
             )
     return found
 
 
 def resumed_told(resumed: Resumed | None) -> str:
-    """``resumed step 20 from memory (117.4 MB), stored when its ranks had died``; empty: nothing to tell."""
-    if resumed is None or not (resumed.memory_bytes or resumed.stored_late):
+    """``resumed step 20 from memory (117.4 MB)``, and whether its ranks told that it was stored; empty:
+    nothing to tell."""
+    if resumed is None or not (resumed.memory_bytes or resumed.told_late):
         return ""
     rest = f", {byte_size(resumed.storage_bytes)} from storage" if resumed.storage_bytes else ""
-    where = f" from memory ({byte_size(resumed.memory_bytes)}{rest})" if resumed.memory_bytes else ""
-    late = ", stored when its ranks had died" if resumed.stored_late else ""
+    part = "in part " if resumed.storage_bytes > resumed.memory_bytes else ""
+    where = f" {part}from memory ({byte_size(resumed.memory_bytes)}{rest})" if resumed.memory_bytes else ""
+    late = "; its ranks did not live to tell that it was stored" if resumed.told_late else ""
     return f"resumed step {resumed.step}{where}{late}"

@@ -31,11 +31,14 @@ def event(kind: str, at: float, attempt: int, **data: Any) -> HistoryEvent:
 
 
 def resumed(memory: int, storage: int, late: bool) -> Resumed:
-    return Resumed(step=20, checkpoint=NAME, memory_bytes=memory, storage_bytes=storage, stored_late=late)
+    return Resumed(step=20, checkpoint=NAME, memory_bytes=memory, storage_bytes=storage, told_late=late)
 
 
 def restored(attempt: int = 2, checkpoint: Any = NAME, **more: Any) -> HistoryEvent:
     return event("restored", 12, attempt, step=20, checkpoint=checkpoint, **more)
+
+
+UNTOLD = "; its ranks did not live to tell that it was stored"
 
 
 @pytest.mark.parametrize(
@@ -45,8 +48,10 @@ def restored(attempt: int = 2, checkpoint: Any = NAME, **more: Any) -> HistoryEv
         (0, 0, False, ""),  # an older library tells neither
         (117_400_000, 0, False, "resumed step 20 from memory (117.4 MB)"),
         (117_400_000, 2_000, False, "resumed step 20 from memory (117.4 MB, 2.0 kB from storage)"),
-        (900, 0, True, "resumed step 20 from memory (900 B), stored when its ranks had died"),
-        (0, 900, True, "resumed step 20, stored when its ranks had died"),  # another worker's
+        (900, 900, False, "resumed step 20 from memory (900 B, 900 B from storage)"),
+        (2_000, 117_400_000, False, "resumed step 20 in part from memory (2.0 kB, 117.4 MB from storage)"),
+        (900, 0, True, f"resumed step 20 from memory (900 B){UNTOLD}"),
+        (0, 900, True, f"resumed step 20{UNTOLD}"),  # another worker's
     ],
 )
 def test_words(memory: int, storage: int, late: bool, told: str) -> None:
@@ -65,7 +70,7 @@ def test_nothing_is_known_of_an_attempt_that_told_nothing() -> None:
 @pytest.mark.parametrize(
     ("attempt", "checkpoint", "late"), [(2, NAME, True), (1, NAME, False), (2, "step-00000010.1", False)]
 )
-def test_what_the_next_attempt_tells_of_was_stored_late(attempt: int, checkpoint: str, late: bool) -> None:
+def test_what_the_next_attempt_tells_of_its_ranks_did_not(attempt: int, checkpoint: str, late: bool) -> None:
     """The ranks that made it did not live to: else it is a checkpoint like any other."""
     made = event("checkpoint", 11, attempt, step=20, checkpoint=checkpoint)
     saved_later = event("checkpoint", 30, 2, step=40, checkpoint="step-00000040.2")
@@ -75,7 +80,7 @@ def test_what_the_next_attempt_tells_of_was_stored_late(attempt: int, checkpoint
 
 def test_it_stands_beside_what_was_seen_of_the_ending() -> None:
     """In the terminal and on the page; not where nobody told what came after."""
-    told = "resumed step 20 from memory (900 B), stored when its ranks had died"
+    told = f"resumed step 20 from memory (900 B){UNTOLD}"
     made = event("checkpoint", 11, 2, step=20, checkpoint=NAME)
     for history, shown in (((made, restored(memory_bytes=900)), True), ((), False)):
         found = build_report(JOB, STATUS, Lines(history, 0), 60.0)
@@ -86,7 +91,7 @@ def test_it_stands_beside_what_was_seen_of_the_ending() -> None:
 
 
 def test_histories_beside_the_checkpoints_tell_it_too() -> None:
-    """Without a run directory, but for whether it was stored late."""
+    """Without a run directory, but for whether its ranks told of it."""
     begin, line = Begin(12.0, 0, 2, 2), Restored(12.5, 500, 20, 160, NAME, memory_bytes=900)
     histories = (AttemptHistory(2, begin, line),)
     found = build_report(JOB, STATUS, None, 60.0, histories=histories)
