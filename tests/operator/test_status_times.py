@@ -54,6 +54,16 @@ def test_what_is_for_people_comes_soon_and_never_later_than_it_would(after: floa
     assert due.wait(KEY, 1000.0 + after) == pytest.approx(min(before, SOON_SECONDS))
 
 
+def test_what_is_for_people_makes_no_job_wait_that_is_due() -> None:
+    """One that this operator has not written yet stays due, and so does one whose turn has passed."""
+    due = times()
+    due.soon(KEY, 1000.0)
+    assert due.wait(KEY, 1000.0) <= 0
+    due.written(KEY, 1000.0, for_a_reason=False)
+    due.soon(KEY, 1040.0)
+    assert due.wait(KEY, 1040.0) <= 0
+
+
 def test_progress_of_a_moving_job_waits_for_its_turn() -> None:
     """An attempt that has not told its first step is looked at earlier; none at every report."""
     due = times()
