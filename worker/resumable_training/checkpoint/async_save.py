@@ -30,7 +30,7 @@ from typing import Any
 from resumable_training.checkpoint import cargo, meeting
 from resumable_training.checkpoint.arena import NoArena
 from resumable_training.checkpoint.copies import Copies
-from resumable_training.checkpoint.errors import StorageUnavailable, Superseded
+from resumable_training.checkpoint.errors import StorageUnavailable, Superseded, Unstorable
 from resumable_training.checkpoint.keeper import RankLink
 from resumable_training.checkpoint.plan import Unsupported
 from resumable_training.checkpoint.ranks import Ranks
@@ -233,7 +233,7 @@ class AsynchronousSaver:
             if not self._has_standby():
                 return False
             smalls, is_new = self._snapshot.take(task.content)
-        except (Unsupported, OSError):
+        except (Unsupported, Unstorable, OSError):
             return False  # the next save says so, and ranks hear of it
         self._plan_is_due |= is_new
         if self._plan_is_due and self._busy:
@@ -334,7 +334,7 @@ class AsynchronousSaver:
         try:
             smalls, is_new = self._snapshot.take(task.content)
             why = ""
-        except (Unsupported, NoArena) as error:
+        except (Unsupported, Unstorable, NoArena) as error:
             why, unlike = f"rank {self._ranks.rank}: {error}", isinstance(error, Unsupported)
         finally:
             if why:

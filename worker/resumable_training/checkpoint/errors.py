@@ -12,6 +12,7 @@
     |   +-- StoreOwnership      another job made this store
     |   +-- StoreMisconfigured  not writable, not shared between ranks, or without create-only writes
     |   +-- NotPlain            a value that could only be saved with pickle
+    |   +-- Unstorable          a tensor that no resume could bring back; later on, a save that fails of it
     |   +-- NoResumePoint       nothing verified to resume from, and no word from the user to start fresh
     +-- StoreNotFound           the name does not exist (between stores and their callers)
     +-- StoreExists             a create-only write was refused (between stores and their callers)
@@ -84,6 +85,10 @@ class NotPlain(CheckpointUserError, TypeError):
     """A value that can't be saved without pickle; the text says where it is."""
 
 
+class Unstorable(CheckpointUserError, TypeError):
+    """A tensor of a kind that can't be saved, or not be loaded into; the text has key, kind and fix."""
+
+
 class StoreNotFound(CheckpointError):
     """The store has nothing of that name."""
 
@@ -106,6 +111,7 @@ BY_NAME: dict[str, type[CheckpointError]] = {
         StoreMisconfigured,
         NoResumePoint,
         NotPlain,
+        Unstorable,
         StoreNotFound,
         StoreExists,
     )

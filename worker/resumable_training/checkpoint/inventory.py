@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from resumable_training.checkpoint.plain import require_place
 from resumable_training.checkpoint.state import TrainingState, flat_modules, optimizer_state_dict
 
 
@@ -26,7 +27,11 @@ class Inventory:
 
     @staticmethod
     def of(state: TrainingState) -> Inventory:
+        """Raises Unstorable for a tensor that nothing could be loaded into, NotPlain as a save would."""
         values, paths = flat_modules(state)
+        for key, value in values.items():
+            if isinstance(value, torch.Tensor):
+                require_place(value, key)
         return Inventory(state, values, paths, {name: _groups(state, name) for name in state.optimizers})
 
     def parameters(self, name: str) -> dict[str, torch.Tensor]:

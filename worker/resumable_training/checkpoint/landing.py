@@ -12,6 +12,7 @@ from resumable_training.checkpoint.boxes import Box
 from resumable_training.checkpoint.catalog import Catalog, Item
 from resumable_training.checkpoint.errors import NotPlain
 from resumable_training.checkpoint.heads import tensor_of
+from resumable_training.checkpoint.plain import load_plain
 
 WHOLE = -1  # instead of a place: the values do not lie row by row
 
@@ -101,7 +102,7 @@ class Landing:
 
     def _unpickled(self, whole: bytearray) -> Any:
         try:
-            return torch.load(io.BytesIO(whole), map_location="cpu", weights_only=True)
+            return load_plain(whole)
         except Exception as error:  # torch raises nearly anything
             if self._trusted:
                 return torch.load(io.BytesIO(whole), map_location="cpu", weights_only=False)

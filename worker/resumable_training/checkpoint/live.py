@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from resumable_training.checkpoint.mismatch import without_wrappers
+from resumable_training.checkpoint.plain import plain_of
 from resumable_training.checkpoint.state import TrainingState
 
 Path = tuple[str | int, ...]
@@ -222,10 +223,13 @@ def _alike(live: Any, value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         if not isinstance(live, torch.Tensor) or isinstance(live, DTensor) != isinstance(value, DTensor):
             return False
+        if local(live).layout is not local(value).layout:
+            return False
         return _looks(local(live)) == _looks(local(value))
-    if isinstance(live, Names):
+    if live is value or isinstance(live, Names):
         return True
-    return type(live) is type(value) and bool(live == value)
+    plain = plain_of(live, "")
+    return type(plain) is type(value) and bool(plain == value)
 
 
 def _looks(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -252,7 +256,7 @@ class Kept:
         self._pickles: list[bytes] = []  # of the last ones
 
     def bytes_of(self, values: Mapping[str, Any]) -> list[bytes]:
-        """In their order."""
+        """In their order. Raises NotPlain: one is what no resume could read."""
         now = list(values), list(map(type, values.values())), list(values.values())  # types decide first
         if now != self._last:
             self._pickles = [self._one(key, value) for key, value in values.items()]
@@ -262,7 +266,7 @@ class Kept:
     def _one(self, key: str, value: Any) -> bytes:
         known = self._known.get(key)
         if known is None or not _unchanged(known[0], value):
-            plain = list(value) if isinstance(value, Names) else value
+            plain = list(value) if isinstance(value, Names) else plain_of(value, key)
             known = self._known[key] = (copy.deepcopy(value), self._pickled(plain))
         return known[1]
 

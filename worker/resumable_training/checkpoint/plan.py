@@ -25,11 +25,11 @@ from resumable_training.checkpoint.cargo import Item
 from resumable_training.checkpoint.frames import DTYPES
 from resumable_training.checkpoint.live import local, picker
 from resumable_training.checkpoint.marking import Path
+from resumable_training.checkpoint.plain import PLAIN_TENSORS, require_tensor
 
 ALIGNMENT = 64
 _SHAPE_OF, _DTYPE_OF = attrgetter("shape"), attrgetter("dtype")
 _LOCAL_OF, _SPEC_OF = attrgetter("_local_tensor"), attrgetter("_spec")
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})  # kinds that hold what they look like
 
 
 class Unsupported(Exception):
@@ -103,7 +103,7 @@ class Plan:
             parts, specs = self.split.parts(list(tensors.values()))
         except AttributeError:
             return None
-        fits = _PLAIN.issuperset(map(type, parts)) and Looks.at(parts, specs) == self.looks
+        fits = PLAIN_TENSORS.issuperset(map(type, parts)) and Looks.at(parts, specs) == self.looks
         return parts if fits else None
 
 
@@ -118,7 +118,8 @@ def make_plan(
     """The plan for one rank. ``tensors``: what this rank gives, of all kinds.
 
     Raises:
-        Unsupported: a tensor that is no plain one and no DTensor, or of a type without a known format.
+        Unstorable: a tensor of a kind that no resume could bring back.
+        Unsupported: one of a type, or placed in a way, that only DCP itself knows how to store.
     """
     for key, tensor in tensors.items():
         _check(key, tensor)
@@ -176,12 +177,8 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def _check(key: str, tensor: torch.Tensor) -> None:
+    require_tensor(tensor, key)
     part = local(tensor)
-    kind = type(part)
-    if kind not in _PLAIN or part.layout is not torch.strided or part.is_quantized or part.is_meta:
-        raise Unsupported(
-            f"{key} is a {kind.__module__}.{kind.__qualname__}, {part.layout}, on {part.device}"
-        )
     if str(part.dtype).removeprefix("torch.") not in DTYPES:
         raise Unsupported(f"{key} is of type {part.dtype}")
     if isinstance(tensor, DTensor) and any(type(one) not in (Shard, Replicate) for one in tensor.placements):

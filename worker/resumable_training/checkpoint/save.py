@@ -22,6 +22,7 @@ from resumable_training.checkpoint.errors import (
     StoreExists,
     StoreNotFound,
     Superseded,
+    Unstorable,
 )
 from resumable_training.checkpoint.fence import Fence
 from resumable_training.checkpoint.files import StoreWriter, single_process_is_fine
@@ -155,6 +156,11 @@ class SynchronousSaver:
             report = replace(report, bytes=size, message=note)
         except Superseded:
             raise
+        except Unstorable as error:
+            if self._last is None:  # better now than after more work; later it is a save that fails
+                raise
+            left = self._ranks.first(lambda: discard(self._store, task.name)) if claimed else ""
+            report = replace(report, ok=False, message=f"{error}{left}")
         except (StorageUnavailable, StoreNotFound, StoreExists) as error:
             left = self._ranks.first(lambda: discard(self._store, task.name)) if claimed else ""
             report = replace(report, ok=False, message=f"{error}{left}")

@@ -26,6 +26,7 @@ from resumable_training.checkpoint.keeper import RankLink
 from resumable_training.checkpoint.live import Finder, Kept, Moved, picker
 from resumable_training.checkpoint.marking import Path
 from resumable_training.checkpoint.moments import moment
+from resumable_training.checkpoint.plain import require_tensor
 from resumable_training.checkpoint.plan import Copy, Plan
 from resumable_training.checkpoint.ranks import Ranks
 from resumable_training.checkpoint.shelf import machine
@@ -214,7 +215,7 @@ class Snapshot:
 
         Raises:
             NotPlain: as ``collect``.
-            Unsupported, NoArena: the state has changed to something that can't be taken like this.
+            Unsupported, Unstorable, NoArena: the state has changed to what can't be taken like this.
         """
         moment("save.copy")
         found = self._find(content)
@@ -319,13 +320,23 @@ class Snapshot:
         on_gpus = filter(_IS_CUDA, sources) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
         devices = {source.device for source in on_gpus}
         if sources:
-            with torch.no_grad():
-                torch._foreach_copy_(self._targets, sources, non_blocking=bool(devices) and arena.pinned)
+            self._copy_all(sources, non_blocking=bool(devices) and arena.pinned)
         for device in devices:
             # The copies are in the stream of the training: what it does next comes after them.
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(device))
             self._done.append(event)
+
+    def _copy_all(self, sources: list[torch.Tensor], *, non_blocking: bool) -> None:
+        """Raises Unstorable when one of them has become of a kind that has no values to copy."""
+        try:
+            with torch.no_grad():
+                torch._foreach_copy_(self._targets, sources, non_blocking=non_blocking)
+        except RuntimeError:
+            whole = [copy for copy in self._laid_out()[0].copies if copy.box is None]
+            for copy, source in zip((*whole, *self._cut), sources, strict=True):
+                require_tensor(source, copy.item.key)
+            raise
 
     def _put_smalls(self, values: Values, blobs: Sequence[bytes]) -> list[Small]:
         plan, arena = self._laid_out()

@@ -7,7 +7,6 @@ So any DCP program reads our checkpoints. Beside that, as byte tensors of plain 
 from __future__ import annotations
 
 import inspect
-import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,13 +20,13 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from resumable_training.checkpoint.errors import NotPlain, StateMismatch
+from resumable_training.checkpoint.errors import StateMismatch
 from resumable_training.checkpoint.mismatch import without_wrappers
+from resumable_training.checkpoint.plain import as_it_reads, plain_of
 from resumable_training.checkpoint.values import to_text
 
 SHARED_KEY = "resumable/shared"
 STATEFUL_PREFIX = "resumable/stateful/"
-_PLAIN = (bool, int, float, str)
 _EXTRA = "_extra_state"  # torch's name for what a module's get_extra_state() gives
 
 
@@ -93,10 +92,11 @@ def build_state_dict(
 
     Raises:
         NotPlain: a value that could only be saved with pickle.
+        Unstorable: a tensor of a kind that can't be saved.
     """
     texts, tensors = own_entries(state, shared=shared, per_rank=per_rank, rank=rank)
     bytes_ = {key: byte_tensor(data) for key, data in texts.items()}
-    return {**tracked_entries(state, rank), **bytes_, **tensors}
+    return {**as_it_reads(tracked_entries(state, rank)), **bytes_, **as_it_reads(tensors)}
 
 
 def tracked_entries(state: TrainingState, rank: int) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def own_entries(
     for name, data in per_rank.items():
         texts[per_rank_key(rank, name)] = data
     if rank == 0:
-        texts[SHARED_KEY] = to_text(dict(shared), where="shared")
+        texts[SHARED_KEY] = to_text(dict(shared), where="run")
     return texts, tensors
 
 
@@ -157,8 +157,7 @@ def _is_own(key: str, buffers: set[str]) -> bool:
 
 def _module_entries(name: str, module: nn.Module, rank: int) -> dict[str, Any]:
     entries: dict[str, Any] = get_model_state_dict(module)
-    for key, value in entries.items():
-        require_readable(value, f"{name}.{key}")
+    entries = {key: plain_of(value, f"{name}.{key}") for key, value in entries.items()}
     if rank == 0:
         return entries
     buffers = _buffers(module)
@@ -172,9 +171,11 @@ def _module_entries(name: str, module: nn.Module, rank: int) -> dict[str, Any]:
 
 def _optimizer_entries(state: TrainingState, name: str, rank: int) -> dict[str, Any]:
     entries = optimizer_state_dict(state, name)
-    for key, values in entries.get("state", {}).items():
-        require_readable(values, f"{name}.state[{key}]")
-    return entries if rank == 0 else {"state": entries.get("state", {})}
+    kept = {
+        parameter: {key: plain_of(value, f"{name}.state.{parameter}.{key}") for key, value in values.items()}
+        for parameter, values in entries.get("state", {}).items()
+    }
+    return {**entries, "state": kept} if rank == 0 else {"state": kept}
 
 
 def per_rank_key(rank: int, name: str) -> str:
@@ -202,13 +203,18 @@ def optimizer_state_dict(state: TrainingState, name: str) -> dict[str, Any]:
 
     Raises:
         NotPlain: a hyper-parameter that a resume could not read without pickle.
+        Unstorable: one that is a tensor of a kind that can't be saved.
     """
     optimizer = state.optimizers[name]
     with _never_stepped(optimizer):
         result: dict[str, Any] = dict(get_optimizer_state_dict(state.owner_of(name), optimizer))
-    for index, group in enumerate(result["param_groups"]):
-        for key, value in group.items():
-            require_readable(value, f"{name}.param_groups[{index}].{key}")
+    result["param_groups"] = [
+        {
+            key: value if key == "params" else plain_of(value, f"{name}.param_groups.{index}.{key}")
+            for key, value in group.items()
+        }
+        for index, group in enumerate(result["param_groups"])
+    ]
     return result
 
 
@@ -225,34 +231,6 @@ def _never_stepped(optimizer: Optimizer) -> Iterator[None]:
     finally:
         if stand_in is not None:
             stand_in.grad = None
-
-
-def require_readable(value: Any, where: str) -> None:
-    """Refuse what could be written and never read again: DCP pickles it, and a resume unpickles plain values.
-
-    Raises:
-        NotPlain: the text says what it is.
-    """
-    if value is None or isinstance(value, (*_PLAIN, torch.Tensor)):
-        return
-    if type(value) in (list, tuple):
-        for item in value:
-            require_readable(item, where)
-    elif type(value) is dict:
-        for item in (*value, *value.values()):
-            require_readable(item, where)
-    else:
-        _try_to_read(value, where)
-
-
-def _try_to_read(value: Any, where: str) -> None:
-    buffer = io.BytesIO()
-    try:
-        torch.save(value, buffer)
-        torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
-    except Exception as error:  # pickle may raise anything, the user's own __reduce__ too
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise NotPlain(f"{where} is a {kind}; a resume can't read it without pickle") from error
 
 
 def flat_modules(state: TrainingState) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
