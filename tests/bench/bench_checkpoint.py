@@ -35,7 +35,7 @@ import checkpoint_table
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _RESULTS = Path(__file__).parent / "results" / "checkpoint.json"
-_LARGE_SAVES = 3  # at most: each takes seconds
+_LARGE_SAVES = checkpoint_table.LEAST_SAVES + 1  # at most, with the first: each takes seconds
 _STEP_SECONDS = 0.02
 _SAMPLE_SECONDS = 0.02
 _HEARD_SECONDS = 0.2  # until the benchmark looks at memory, or no longer does
@@ -309,6 +309,7 @@ def summary(options: dict[str, Any], ranks: list[dict[str, Any]], extra: int) ->
     ]
     return {
         **{key: options[key] for key in ("way", "wrap", "shape", "world_size", "megabytes")},
+        "saves": len(ranks[0]["stalls"]) - 1,
         "floor_ms": statistics.median(one["floor"] for one in later) * 1000,
         "first_stall_ms": max(rank["stalls"][0] for rank in ranks) * 1000,
         "stall_ms": statistics.median(one["stall"] for one in later) * 1000,
@@ -348,12 +349,15 @@ def settings(chosen: argparse.Namespace, ways: Sequence[str]) -> tuple[list[Sett
         for ranks in chosen.ranks
     ]
     few = [way for way in wanted if way in checkpoint_table.LARGE_WAYS]
-    if not few or chosen.also_megabytes in (0, chosen.megabytes):
+    if not few or not chosen.also_megabytes:
         return asked, []
-    both = [(wrap, ranks) for wrap in chosen.wraps for ranks in (1, 2)]
-    return asked, [
-        ({"wrap": wrap, "shape": "many", "world_size": ranks, **large}, few) for wrap, ranks in both
+    there = {checkpoint_table.key(setting) for setting, _ in asked}
+    besides: list[Setting] = [
+        ({"wrap": wrap, "shape": "many", "world_size": ranks, **large}, few)
+        for wrap in chosen.wraps
+        for ranks in (1, 2)
     ]
+    return asked, [one for one in besides if checkpoint_table.key(one[0]) not in there]
 
 
 def parser() -> argparse.ArgumentParser:

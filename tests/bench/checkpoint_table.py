@@ -11,6 +11,7 @@ from measured_page import DOCS, machine, replace_measured
 PAGE = DOCS / "checkpoint-speed.md"
 OURS, PLAIN = "resumable-training", "dcp.save"
 LARGE_WAYS = (OURS, PLAIN)  # by which the large state is saved
+LEAST_SAVES = 3  # of whose times a median is judged: of two it is as much the slower one as the faster
 _PARTS = ("measured", "large")  # of the page
 AIMS = {"stall": 1.15, "slow_down": 1.1, "bytes": 1.1, "memory_bytes": 64 << 20}
 Result = dict[str, Any]
@@ -63,7 +64,7 @@ def line(one: Result) -> str:
 
 
 def judge(results: Sequence[Result]) -> list[str]:
-    """Where our own numbers miss an aim."""
+    """Where our own numbers miss an aim, or are too few to tell."""
     missed = []
     plain = {key(one): one for one in results if one["way"] == PLAIN}
     for one in results:
@@ -71,15 +72,21 @@ def judge(results: Sequence[Result]) -> list[str]:
             continue
         where = f"{one['wrap']} x {one['world_size']}, {one['megabytes']} MB, {one['shape']}"
         local = one["megabytes"] * (1 << 20) / one["world_size"]
-        told = {
+        times = {
             "stall": one["stall"] / AIMS["stall"],
             "slow-down": (one["slow_down"] or 1.0) / AIMS["slow_down"],
-            "bytes written": one["written_most"] / (AIMS["bytes"] * local),
             "durable": one["durable_ms"] / plain[key(one)]["durable_ms"] if key(one) in plain else 0.0,
+        }
+        sizes = {
+            "bytes written": one["written_most"] / (AIMS["bytes"] * local),
             "bytes read": one["read"] / (AIMS["bytes"] * one["megabytes"] * (1 << 20)),
             "memory": one["extra_bytes"] / (local + AIMS["memory_bytes"]),
             "memory while loading": one["load_peak"] / (local + AIMS["memory_bytes"]),
         }
+        if one["saves"] < LEAST_SAVES:
+            missed.append(f"{where}: {', '.join(times)} not judged, since {one['saves']} saves are too few")
+            times = {}
+        told = times | sizes
         missed += [f"{where}: {name} {value:.2f} x its aim" for name, value in told.items() if value > 1]
     return missed
 

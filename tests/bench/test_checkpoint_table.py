@@ -20,6 +20,7 @@ def result(way: str, **changed: Any) -> dict[str, Any]:
         "shape": "many",
         "world_size": 2,
         "megabytes": 96,
+        "saves": 4,
         "stall_ms": 3.25,
         "stall": 1.1,
         "first_stall_ms": 90.0,
@@ -78,11 +79,14 @@ def test_the_large_state_has_a_part_of_its_own(tmp_path: Path, monkeypatch: pyte
         ("--wraps ddp --ranks", 0, [("ddp", 1), ("ddp", 2)]),
         ("--also-megabytes 0", 12, []),
         ("--megabytes 768 --shapes many", 6, []),
+        ("--megabytes 768 --shapes many --ranks 1 4", 4, [("ddp", 2), ("fsdp", 2)]),
+        ("--megabytes 768 --shapes fat --wraps ddp", 3, [("ddp", 1), ("ddp", 2)]),
+        ("--megabytes 768 --ranks 4 --wraps fsdp", 2, [("fsdp", 1), ("fsdp", 2)]),
         ("--ways torch.save", 12, []),
     ],
 )
 def test_what_a_run_measures(asked: str, small: int, large: list[tuple[str, int]]) -> None:
-    """What was asked for, and a large state, unless that was asked for or can't be compared."""
+    """What was asked for, and of a large state what is not in that, unless it can't be compared."""
     chosen = bench_checkpoint.parser().parse_args(asked.split())
     ways = ["torch.save", checkpoint_table.OURS, checkpoint_table.PLAIN]
     first, second = bench_checkpoint.settings(chosen, ways)
@@ -102,6 +106,23 @@ def test_a_way_is_compared_with_its_own_size() -> None:
         result("dcp.save", **{**large, "durable_ms": 500.0}),
     ]
     assert checkpoint_table.judge(results) == ["ddp x 2, 768 MB, many: durable 1.20 x its aim"]
+
+
+def test_times_of_two_saves_are_not_judged() -> None:
+    """That is said, so that nobody takes them for good; sizes are the same at each save."""
+    few = result(checkpoint_table.OURS, saves=2, stall=2.3, durable_ms=900.0, read=192 * MB)
+    assert checkpoint_table.judge([few, PLAIN]) == [
+        "ddp x 2, 96 MB, many: stall, slow-down, durable not judged, since 2 saves are too few",
+        "ddp x 2, 96 MB, many: bytes read 1.82 x its aim",
+    ]
+
+
+@pytest.mark.parametrize(("asked", "saves"), [("", 4), ("--saves 9", 4), ("--saves 2", 2)])
+def test_a_large_state_is_saved_just_often_enough(asked: str, saves: int) -> None:
+    """To be judged: its first save is not; and no more often than was asked for."""
+    chosen = bench_checkpoint.parser().parse_args(asked.split())
+    _, large = bench_checkpoint.settings(chosen, [checkpoint_table.OURS])
+    assert {one["saves"] for one, _ in large} == {min(saves, checkpoint_table.LEAST_SAVES + 1)}
 
 
 @pytest.mark.parametrize(
