@@ -1,11 +1,13 @@
 """recovery.json of the recovery benchmark: written, read again, and put together from runs of its parts.
 
 A long benchmark can be taken scenario by scenario. What stands in one table is always of one run, in which
-contenders took turns; what stands in one file is of the same code, on the same kind of machine.
+contenders took turns; what stands in one file is of the same code, measured in the same way on the same kind
+of machine.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -25,6 +27,14 @@ import resumable_operator
 import resumable_training
 
 PACKAGES = [Path(str(one.__file__)).parent for one in (resumable_operator, resumable_training)]
+# What is trained, how it is supervised and struck, and what is taken down of it; not how that is told.
+METHOD = [
+    Path(__file__).with_name(f"{name}.py")
+    for name in (
+        *("bench_recovery", "body", "contenders", "launch", "peers", "peers_install", "recovery_cases"),
+        *("stages", "train_under_torchft", "train_under_torchrun", "train_with_library"),
+    )
+]
 JSON, PICTURE = "recovery.json", "recovery.svg"
 
 
@@ -49,8 +59,8 @@ class Measured:
         """
         if self.code != new.code:
             raise Mixed(
-                f"it was measured with other code in operator/ or worker/ ({self.code or 'unknown'}, now"
-                f" {new.code}): measure all of it anew, without --add"
+                f"it was measured with other code in operator/, worker/ or the benchmark"
+                f" ({self.code or 'unknown'}, now {new.code}): measure all of it anew, without --add"
             )
         if self.machine != new.machine:
             raise Mixed(f"it was measured on another machine: {told(self.machine)}, now {told(new.machine)}")
@@ -73,20 +83,35 @@ def _joined(old: Results, new: Results) -> Results:
     return {ranks: tables for ranks, tables in joined.items() if tables}
 
 
-def digest(packages: Iterable[Path] = PACKAGES) -> str:
-    """Of all files of these packages, whether committed or not; twelve hexadecimal digits."""
+def digest(code: Iterable[Path] = (*PACKAGES, *METHOD)) -> str:
+    """Of these files, and all that are in these packages, committed or not; twelve hexadecimal digits.
+
+    Hidden files are none of it: editors keep theirs beside what is edited.
+    """
     found = hashlib.sha256()
-    for package in packages:
-        for path in sorted(package.rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                name = path.relative_to(package.parent).as_posix()
-                found.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    for top in code:
+        for path in [top] if top.is_file() else sorted(top.rglob("*")):
+            name = path.relative_to(top.parent)
+            if any(part == "__pycache__" or part.startswith(".") for part in name.parts):
+                continue
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # an editor's file, gone again
+                line = f"{name.as_posix()}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+                found.update(line.encode())
     return found.hexdigest()[:12]
 
 
 def machine() -> dict[str, Any]:
     """This one, as far as numbers depend on it."""
-    return {"cpus": os.cpu_count(), "python": platform.python_version(), "torch": version("torch")}
+    versions = {"python": platform.python_version(), "torch": version("torch")}
+    return {"cpus": os.cpu_count(), "cpu": _cpu_model(), **versions}
+
+
+def _cpu_model() -> str:
+    """Its name, where the system tells one; else the architecture."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text().splitlines() if told.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def write(measured: Measured, directory: Path) -> Path:

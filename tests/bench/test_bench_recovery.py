@@ -11,12 +11,19 @@ from pathlib import Path
 import pytest
 import recovery_file
 from recovery_cases import SAVE_EVERY, Outcome
-from recovery_file import Measured, digest, machine
+from recovery_file import Measured, machine
 from stages import STAGES
 
 from resumable_training.contract.metrics import RECOVERY_STAGES
 
-BENCH = Path(__file__).with_name("bench_recovery.py")
+CODE = "c0de"  # whatever is edited meanwhile
+PROGRAM = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import bench_recovery, recovery_file
+recovery_file.digest = lambda: {CODE!r}
+bench_recovery.main()
+"""
 
 
 @pytest.mark.e2e
@@ -25,9 +32,9 @@ BENCH = Path(__file__).with_name("bench_recovery.py")
 def test_a_tiny_run_measures_everything(tmp_path: Path) -> None:
     """One rank is killed, once: its time, steps redone and both splits are in results and table, and beside
     them what was measured of the same code before."""
-    before = Measured(digest(), machine(), [], {4: {"lost": {"rtj run": [Outcome(2.5, 2.5, 3, 0.25)]}}})
+    before = Measured(CODE, machine(), [], {4: {"lost": {"rtj run": [Outcome(2.5, 2.5, 3, 0.25)]}}})
     recovery_file.write(before, tmp_path)
-    command = [sys.executable, str(BENCH), "--runs", "1", "--ranks", "2", "--scenario", "rank", "--add"]
+    command = [sys.executable, "-c", PROGRAM, "--runs", "1", "--ranks", "2", "--scenario", "rank", "--add"]
     command += ["--only", "rtj run", "--output", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=220)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-3000:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from recovery_cases import Outcome
 from recovery_file import Measured, Mixed
 from recovery_table import Results
 
-MACHINE = {"cpus": 2, "python": "3.11.7", "torch": "2.14.1"}
+MACHINE = {"cpus": 2, "cpu": "Z80", "python": "3.11.7", "torch": "2.14.1"}
 OLD, NEW = Outcome(2.0, 2.0, 3, 0.25), Outcome(1.0, 1.0, 3, 0.25, split={"detect": 1.0})
 
 
@@ -58,8 +59,9 @@ def test_a_piece_without_runs_replaces_nothing() -> None:
     [
         pytest.param({"code": "0ther"}, r"other code .*c0de, now 0ther.*without --add", id="code"),
         pytest.param(
-            {"machine": {**MACHINE, "cpus": 8}}, "another machine: cpus 2, .*now cpus 8", id="machine"
+            {"machine": {**MACHINE, "cpus": 8}}, r"another machine: cpus 2, .*now cpus 8", id="machine"
         ),
+        pytest.param({"machine": {**MACHINE, "cpu": "6502"}}, r"cpu Z80, .*now .*cpu 6502", id="cpu"),
     ],
 )
 def test_nothing_is_mixed(other: dict[str, object], words: str) -> None:
@@ -79,12 +81,15 @@ def test_results_of_unknown_code_are_not_added_to(tmp_path: Path) -> None:
 
 
 def test_every_file_of_the_code_counts(tmp_path: Path) -> None:
-    """A change, a new file and a new name are other code; what Python compiles is not."""
+    """A change, a new file and a new name are other code; what Python compiles or an editor hides is not."""
     package = tmp_path / "package"
     (package / "__pycache__").mkdir(parents=True)
     (package / "a.py").write_text("a")
     found = [recovery_file.digest([package])]
     (package / "__pycache__" / "a.pyc").write_text("compiled")
+    (package / ".a.py.swp").write_text("edited")
+    (package / ".cache").mkdir()
+    (package / ".cache" / "b.py").write_text("kept")
     assert recovery_file.digest([package]) == found[0]
     (package / "a.py").write_text("b")
     found.append(recovery_file.digest([package]))
@@ -93,3 +98,30 @@ def test_every_file_of_the_code_counts(tmp_path: Path) -> None:
     (package / "a.py").rename(package / "b.py")
     found.append(recovery_file.digest([package]))
     assert len(set(found)) == 4
+    alone = tmp_path / "body.py"
+    found.append(recovery_file.digest([package, alone]))  # it is not there
+    for text in ("SAVE_EVERY = 5", "SAVE_EVERY = 50"):
+        alone.write_text(text)
+        found.append(recovery_file.digest([package, alone]))
+    assert len(set(found)) == 6
+
+
+def test_how_it_is_measured_is_part_of_the_code() -> None:
+    """All that the benchmark and its scripts import here, but for what only tells of results."""
+    telling = {f"{name}.py" for name in ("recovery_docs", "recovery_file", "recovery_plot", "recovery_table")}
+    here = Path(recovery_file.__file__).parent
+    found: set[str] = set()
+    due = {"bench_recovery.py", *(path.name for path in here.glob("train_*.py"))}
+    while due:
+        name = due.pop()
+        found.add(name)
+        imported = {f"{one}.py" for one in imports(here / name) if (here / f"{one}.py").exists()}
+        due |= imported - found - telling
+    assert found == {path.name for path in recovery_file.METHOD}
+
+
+def imports(path: Path) -> set[str]:
+    """Names of modules, of the first part."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return plain | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
