@@ -61,6 +61,7 @@ class PodLogs:
         self._wanted = wanted
         self._output = output
         self._tails: dict[str, Tail] = {}
+        self._there: set[str] = set()  # workers with a pod, as it was last looked
         self._attempt = 0  # the one to show
         self._later = False  # and those after it
         self._since = ""  # what was printed before is not asked for
@@ -123,12 +124,23 @@ class PodLogs:
                 for place, newest in status.incarnations.items()
                 for incarnation in range(1, newest + 1)
             ]
-        gone = [name for name in names if name not in self._tails or self._tails[name].gone]
+        gone = [name for name in names if self._is_gone(name)]
         if not gone:
             return ""
         more = f" and {len(gone) - GONE_SHOWN} more" if len(gone) > GONE_SHOWN else ""
         pods, verb, it = ("pod", "is", "it") if len(gone) == 1 else ("pods", "are", "them")
         return f"{pods} {', '.join(gone[:GONE_SHOWN])}{more} {verb} gone, and the output went with {it}"
+
+    def _is_gone(self, name: str) -> bool:
+        return name not in self._there or (name in self._tails and self._tails[name].gone)
+
+    def _is_starting(self, job: Job) -> bool:
+        """The attempt that is wanted goes on, and what it will print comes."""
+        newest = job.status.attempt
+        going = newest.number and newest.state in ("forming", "running", "draining")
+        members = [member.worker for member in newest.members if member.ranks]
+        of_it = self._wanted.attempt in (None, newest.number)
+        return bool(going and of_it and members and not any(map(self._is_gone, members)))
 
     def _nothing(self, job: Job) -> ResumableError:
         unread = [tail for tail in self._tails.values() if tail.complained]
@@ -144,6 +156,9 @@ class PodLogs:
             if gone:  # then it may have printed something
                 what = f"no output of rank {wanted.rank} in attempt {self._attempt} is left ({gone})"
             return UsageProblem(f"{what}; there is output of {there}")
+        if self._is_starting(job):
+            number = job.status.attempt.number
+            return UsageProblem(f"job {job.name}: attempt {number} has not written anything yet ({why})")
         if wanted.attempt is not None and self._seen:
             return UsageProblem(
                 f"attempt {wanted.attempt} left no output; there is that of {listed(sorted(self._seen))}"
@@ -203,7 +218,9 @@ class PodLogs:
 
     async def _look(self) -> Job:
         obj = await self._session.job(self._name)
-        for pod in await self._session.pods(obj):
+        pods = await self._session.pods(obj)
+        self._there = {worker.name for worker in map(worker_of, pods) if worker is not None}
+        for pod in pods:
             self._know(pod)
         return job_of(obj)
 

@@ -9,6 +9,7 @@ from resumable_operator.cli.report_model import Report, build_report
 from resumable_operator.cli.report_story import Story, tell
 from resumable_operator.cli.rundir import JobFile, moment
 from resumable_operator.cli.status_model import PodLine, StatusView, build_view
+from resumable_operator.cli.suspend import AGAIN
 from resumable_operator.cluster.kube_objects import job_of, seconds
 from resumable_operator.cluster.kube_pods import worker_of
 from resumable_operator.decide.observation import Job, Worker
@@ -81,7 +82,11 @@ def notes(job: Job) -> tuple[str, ...]:
     if job.status.started_at is None:
         told.append("no operator has looked at this job yet: is one running that serves its namespace?")
     elif job.status.observed_generation < job.generation:
-        told.append("the spec was changed; what follows is about the one before")
+        told.append(
+            "the spec was changed; what follows is about the one before"
+            if job.status.finished_at is None
+            else f"the spec was changed after the job had ended, which has no effect. {AGAIN}"
+        )
     if job.deleting:
         told.append("the job is being deleted")
     return tuple(told)

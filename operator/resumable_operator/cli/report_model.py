@@ -361,7 +361,7 @@ def restart_seconds(status: JobStatus) -> float:
 def _used_told(saving: Checkpoint, status: JobStatus, used: float | None) -> str:
     if saving.interval != "auto":
         return saves_told(saving, status)
-    return f"every {in_steps_too(used, _in_steps(used, status))}" if used else ""
+    return f"every {duration(used)} (auto, the median)" if used else ""
 
 
 def in_steps_too(seconds: float, steps: int | None) -> str:

@@ -12,14 +12,13 @@ from resumable_operator.cli.directory_store import DirectoryStore
 from resumable_operator.cli.report_model import Report, build_report
 from resumable_operator.cli.report_story import Story, tell
 from resumable_operator.cli.rundir import RunDir, moment
-from resumable_operator.cli.source import Wanted
+from resumable_operator.cli.source import ENDED, Wanted
 from resumable_operator.cli.status_model import StatusView, build_view
 from resumable_operator.errors import ResumableError
 from resumable_operator.model import JobStatus
 from resumable_training.checkpoint.history import AttemptHistory
 
 WATCH_SECONDS = 0.5
-ENDED = ("Succeeded", "Failed", "Suspended")
 
 
 class RunSource:

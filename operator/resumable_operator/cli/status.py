@@ -19,7 +19,7 @@ from resumable_operator.cli.output import make_console
 from resumable_operator.cli.place import Place, PlacedCommand, cluster_options
 from resumable_operator.cli.report import is_opaque, opaque_note
 from resumable_operator.cli.report_model import Ending, sighting, steps_told
-from resumable_operator.cli.source import JobSource
+from resumable_operator.cli.source import ENDED, JobSource
 from resumable_operator.cli.status_model import PodLine, StatusView
 from resumable_operator.cli.units import byte_size, duration, percent
 from resumable_operator.words import counted
@@ -81,14 +81,16 @@ def _watch(source: JobSource, console: Console) -> None:
 def render(view: StatusView, lately: Lately | None = None) -> Group:
     """The page for people; lines fold at the terminal's width. ``lately``: what earlier looks tell."""
     status = view.status
-    title = Text.assemble((view.name, "bold"), "  ", (status.phase, "bold"))
+    cut_off = is_cut_off(view)
+    title = Text.assemble((view.name, "bold"), "  ", ("Cut off" if cut_off else status.phase, "bold"))
+    reason = f"its last word was {status.phase}: {status.reason}" if cut_off else status.reason
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True, style="dim")
     grid.add_column(overflow="fold")
     for name, text in _facts(view, lately):
         grid.add_row(name, Text(text))
     parts: list[RenderableType] = [
-        title + Text(f": {status.reason}" if status.reason else ""),
+        title + Text(f": {reason}" if reason else ""),
         Padding(grid, (0, 0, 0, 2)),
     ]
     parts[1:1] = [Text(note, style="yellow") for note in view.notes]
@@ -97,13 +99,16 @@ def render(view: StatusView, lately: Lately | None = None) -> Group:
     return Group(*parts)
 
 
+def is_cut_off(view: StatusView) -> bool:
+    """Its `rtj run` was killed: the status is its last word, and nothing of it is so any more."""
+    over = view.status.phase in ENDED or view.status.finished_at is not None
+    return view.pods is None and view.owner is None and not over
+
+
 def _facts(view: StatusView, lately: Lately | None) -> Iterator[tuple[str, str]]:
     status, numbers = view.status, view.goodput
     yield from [("run", _owner(view))] if view.pods is None else _pods(view.namespace, view.pods)
-    yield (
-        "attempt",
-        f"{status.attempt.number} ({status.attempt.state}), world size {status.attempt.world_size}",
-    )
+    yield "attempt", _attempt(view)
     yield "size", _size(view)
     yield "step", _step(view)
     yield "loss", "-" if status.loss is None else f"{status.loss:.4g}"
@@ -145,7 +150,7 @@ def _pods(namespace: str, pods: tuple[PodLine, ...]) -> Iterator[tuple[str, str]
     yield "pods", _counts(pods)
     troubled_first = sorted(pods, key=lambda pod: pod.phase == "running")
     for pod in troubled_first[:PODS_SHOWN]:
-        ranks = f"ranks {pod.ranks}" if pod.ranks else ""
+        ranks = f"{'ranks' if '-' in pod.ranks else 'rank'} {pod.ranks}" if pod.ranks else ""
         facts = (pod.name, pod.node or "no node", pod.phase, ranks, pod.reason)
         yield "", "  ".join(fact for fact in facts if fact)
     if len(pods) > PODS_SHOWN:
@@ -158,7 +163,18 @@ def _counts(pods: tuple[PodLine, ...]) -> str:
     return f"{counted(len(pods), 'pod')}: {counts}" if pods else "none"
 
 
+def _attempt(view: StatusView) -> str:
+    attempt = view.status.attempt
+    if not attempt.number:
+        return "none yet"
+    state = f"{attempt.state} when it was cut off" if is_cut_off(view) else attempt.state
+    return f"{attempt.number} ({state}), world size {attempt.world_size}"
+
+
 def _size(view: StatusView) -> str:
+    if is_cut_off(view):
+        had = f"{view.status.size} when it was cut off"
+        return f"0 of {counted(view.wanted_size, 'worker')}, {had}; allowed {_sizes(view.allowed_sizes)}"
     growth = f"; {view.growth}" if view.growth else ""
     size = f"{view.status.size} of {counted(view.wanted_size, 'worker')}"
     return f"{size}; allowed {_sizes(view.allowed_sizes)}{growth}"
@@ -181,7 +197,8 @@ def _checkpoint(view: StatusView) -> str:
     newest = view.status.checkpoint
     if newest is None:
         return "none yet"
-    saves = f"; {view.saves}" if view.saves else ""
+    then = ", as of that save" if view.saves_measured else ""  # it may have been changed since
+    saves = f"; {view.saves}{then}" if view.saves else ""
     return (
         f"step {newest.step} ({newest.name}), {byte_size(newest.bytes)}, {_ago(view.at - newest.at, view)},"
         f" stopped training for {duration(newest.blocking_ms / 1000)}{saves}"
@@ -197,12 +214,19 @@ def _ago(seconds: float, view: StatusView) -> str:
     return f"{duration(max(0.0, seconds))} {since}"
 
 
+def _recovery(item: Ending, view: StatusView) -> str:
+    if item.recover_seconds is not None:
+        return f"recovered after {duration(item.recover_seconds)}, {steps_told(item)}"
+    if view.status.finished_at is not None:  # it will not be
+        return "the job ended with it"
+    return f"recovered not yet, {steps_told(item)}"
+
+
 def _interruption(item: Ending, view: StatusView) -> list[Text]:
     ago = _ago(view.goodput.age_seconds - item.at_seconds, view)
-    recovered = "not yet" if item.recover_seconds is None else f"after {duration(item.recover_seconds)}"
     lines = [
         Text(f"last interruption: {item.cause}, attempt {item.attempt}, {ago}", style="bold"),
         Text(f"  {sighting(item)}"),
-        Text(f"  detected after {duration(item.detect_seconds)}, recovered {recovered}, {steps_told(item)}"),
+        Text(f"  detected after {duration(item.detect_seconds)}, {_recovery(item, view)}"),
     ]
     return lines + [Text(f"  | {line}", style="dim") for line in item.tail]

@@ -52,6 +52,7 @@ class StatusView(Model):
     phases: tuple[PhaseShare, ...]
     budgets_left: tuple[BudgetLeft, ...]
     saves: str  # how often it does, in words; empty: not known, or it has ended
+    saves_measured: bool  # that is from the newest save, not from its spec
     last_interruption: Ending | None
     status: JobStatus
 
@@ -84,6 +85,7 @@ def build_view(
         phases=phase_shares(status, now),
         budgets_left=budgets_left(spec, status, now),
         saves="" if status.finished_at is not None else saves_told(spec.checkpoint, status),
+        saves_measured=spec.checkpoint.interval == "auto",
         last_interruption=ending(last, status) if last else None,
         status=status,
     )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # it needs the extra; without it the command says so
 Raw = dict[str, Any]
 
 WAIT_SECONDS = 2.0
+AGAIN = "Delete it and create it again: it continues its checkpoints"
 ON_THIS_MACHINE = (
     "a run of this machine is suspended by Ctrl-C, and goes on by the same `rtj run` command line"
 )
@@ -138,4 +139,5 @@ def _require_going_on(stored: Raw, what: str) -> None:
     """Raises UsageProblem when the job has ended."""
     phase = (stored.get("status") or {}).get("phase")
     if phase in ("Succeeded", "Failed"):
-        raise UsageProblem(f"job {stored['metadata']['name']} has ended ({phase}): nothing to {what}")
+        again = f". {AGAIN}" if phase == "Failed" and what == "resume" else ""
+        raise UsageProblem(f"job {stored['metadata']['name']} has ended ({phase}): nothing to {what}{again}")

@@ -156,6 +156,16 @@ def test_a_suspended_job_whose_pods_are_gone_says_that_once(cluster, rtj, read: 
     assert "yet" not in result.output
 
 
+@pytest.mark.parametrize("phase", ["Running", "Pending"])
+def test_an_attempt_that_has_printed_nothing_is_waited_for(cluster, rtj, phase: str) -> None:
+    """Its pods are there; those of earlier incarnations being gone says nothing about it."""
+    status = told().model_copy(update={"incarnations": {"0": 4, "1": 7}})
+    cluster((stored_job(status), [pod(0, phase), pod(1)]), logs={"train-0-1": [], "train-1-1": []})
+    result = rtj("logs", "train", "-n", "team")
+    assert result.exit_code == 2
+    assert result.output == "Error: job train: attempt 2 has not written anything yet (because)\n"
+
+
 def test_of_many_pods_that_are_gone_some_are_named(cluster, rtj) -> None:
     """A line that can be read, of a job with a thousand workers too."""
     cluster((stored_job(told(places=1000)), []), logs={})

@@ -106,11 +106,15 @@ def test_a_pod_that_is_going_says_why() -> None:
     assert (line.phase, line.reason) == ("ending", "EvictionByEvictionAPI")
 
 
+ENDED = TOLD.model_copy(update={"phase": "Failed", "finished_at": NOW})
+
+
 @pytest.mark.parametrize(
     ("status", "meta", "note"),
     [
         (None, {}, "no operator has looked at this job yet"),
         (TOLD, {"generation": 2}, "the spec was changed; what follows is about the one before"),
+        (ENDED, {"generation": 2}, "no effect. Delete it and create it again: it continues its checkpoints"),
         (TOLD, {"deletionTimestamp": CREATED}, "the job is being deleted"),
     ],
 )
@@ -119,7 +123,7 @@ def test_what_a_reader_must_know_is_said(cluster, rtj, status: Any, meta: Raw, n
     job = stored_job(status)
     job["metadata"] |= meta
     cluster((job, []))
-    assert note in rtj("status", "train", "-n", "team").output
+    assert note in " ".join(rtj("status", "train", "-n", "team").output.split())
     assert "no operator" not in " ".join(view_of(stored_job(TOLD), [], NOW).notes)
 
 
@@ -242,3 +246,17 @@ def test_json_of_a_job_in_a_cluster(cluster, rtj) -> None:
         {"name": "train-0-1", "node": "node-1", "phase": "running", "reason": "", "ranks": "0-3"}
     ]
     assert told["status"]["step"] == 200
+
+
+def test_a_job_that_no_operator_has_seen_has_no_attempt(cluster, rtj) -> None:
+    """Not one of number 0."""
+    cluster((stored_job(None), []))
+    assert "attempt       none yet" in rtj("status", "train", "-n", "team").output
+
+
+def test_a_single_rank_is_one(cluster, rtj) -> None:
+    """`rank 0`: its number, not a count."""
+    one = TOLD.attempt.members[0].model_copy(update={"first_rank": 0, "ranks": 1})
+    attempt = TOLD.attempt.model_copy(update={"members": (one,)})
+    cluster((stored_job(TOLD.model_copy(update={"attempt": attempt})), pods("Running")))
+    assert "running  rank 0" in rtj("status", "train", "-n", "team").output

@@ -32,9 +32,9 @@ def test_status_tells_what_why_and_what_was_lost(run, rtj) -> None:
     result = rtj("status", run.path)
     assert result.exit_code == 0
     for text in (
-        "train  Running: all 3 workers train",
-        "3 (running), world size 3",
-        "3 of 3 workers; allowed 1-4",
+        "train  Cut off: its last word was Running: all 3 workers train",
+        "3 (running when it was cut off), world size 3",
+        "0 of 3 workers, 3 when it was cut off; allowed 1-4",
         "200, 400 ms a step",
         "2.346",
         "step 190 (step-00000190.3), 12.5 MB, 5.0 s before it stopped, stopped training for 120 ms",
@@ -59,6 +59,29 @@ def test_status_says_whether_anybody_runs_it(run, rtj) -> None:
         assert "process " in rtj("status", run.path).output
     run.status(JobStatus(phase="Succeeded", finished_at=5.0))
     assert "run           ended" in rtj("status", run.path).output
+
+
+def test_a_run_that_goes_on_is_told_as_it_is(run, rtj) -> None:
+    """Phase, attempt and size are of now."""
+    with run.owned():
+        output = rtj("status", run.path).output
+    for text in (
+        "train  Running: all 3 workers train",
+        "3 (running), world size 3",
+        "3 of 3 workers; allowed 1-4",
+    ):
+        assert text in output
+
+
+def test_what_will_not_be_recovered_is_not_awaited(run, rtj) -> None:
+    """The ending that a job failed with has no recovery to come."""
+    lost = STATUS.last_interruption.model_copy(update={"recover_seconds": None})
+    failed = {"phase": "Failed", "finished_at": BEGIN + 100, "interruptions": (lost,)}
+    failed["last_interruption"] = lost
+    run.status(STATUS.model_copy(update=failed))
+    output = rtj("status", run.path).output
+    assert "detected after 400 ms, the job ended with it" in output
+    assert "recovered not yet" not in output
 
 
 @pytest.mark.parametrize(
@@ -153,7 +176,7 @@ def test_of_the_interval_auto_the_library_has_the_word(run, rtj) -> None:
     """Status, report and page recommend the same."""
     newest = STATUS.checkpoint.model_copy(update={"interval_seconds": 48.0, "interval_bound": "optimum"})
     run.status(STATUS.model_copy(update={"checkpoint": newest}))
-    assert "; every 48.0 s (auto) " in rtj("status", run.path, columns=200).output
+    assert "; every 48.0 s (auto), as of that save" in rtj("status", run.path, columns=200).output
     assert "should have been 48.0 s (120 steps): expected" in rtj("report", run.path).output
     assert "<b>48.0 s (120 steps)</b>" in rtj("report", run.path, "--html", "-").output
 

@@ -101,7 +101,8 @@ def test_a_job_that_has_ended_is_a_usage_error(api, rtj, command: str) -> None:
     asked = api(job(command == "resume", "Failed"))
     result = rtj(command, "train", "-n", "team")
     assert (result.exit_code, asked.patches) == (2, [])
-    assert result.output == f"Error: job train has ended (Failed): nothing to {command}\n"
+    again = ". Delete it and create it again: it continues its checkpoints" if command == "resume" else ""
+    assert result.output == f"Error: job train has ended (Failed): nothing to {command}{again}\n"
 
 
 def test_waiting_ends_with_the_condition_of_this_spec(api, rtj) -> None:
