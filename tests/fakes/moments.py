@@ -25,6 +25,7 @@ KILL = "kill"  # SIGKILL to the rank
 WAIT = "wait"  # until the test lets it go
 DRAIN = "drain"  # wait until it knows that it is to drain
 KILL_RANK = "kill-rank"  # a writer: its rank dies, and it goes on
+WRITER_SECONDS = 120.0  # for one to come up and stand by, on a machine that is busy with other things
 
 # Moments in the order of an attempt.
 RENDEZVOUS = "rendezvous"  # before it says that it is there
@@ -138,11 +139,22 @@ def _settle(saver: Any) -> None:
         clock.enter("checkpointing")
         saver.poll()
         time.sleep(0.002)
-    writing = engine._saver
-    copies = getattr(writing, "_copies", None)  # of asynchronous saves
-    while saver._copy_every and copies and copies.letter and not writing._stands_by:
-        writing._hear(0.002)
+    if saver._copy_every:
+        _settle_copies(engine._saver)
     clock.enter(before)
+
+
+def _settle_copies(writing: Any) -> None:
+    """Wait until the writer stands by that was asked to."""
+    from resumable_training.checkpoint.async_save import AsynchronousSaver
+
+    if not isinstance(writing, AsynchronousSaver):
+        return
+    deadline = time.monotonic() + WRITER_SECONDS
+    while writing.can_copy and writing._copies.letter is not None and not writing._stands_by:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the checkpoint writer does not stand by after {WRITER_SECONDS:.0f} s")
+        writing._hear(0.002)
 
 
 def arm() -> None:
