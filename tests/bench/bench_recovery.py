@@ -180,8 +180,8 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _sides(options: argparse.Namespace) -> tuple[list[Contender], list[str]]:
-    """Who takes part; what readers must know of them, and of those who could not."""
+def _sides(options: argparse.Namespace) -> tuple[list[Contender], list[Absent]]:
+    """Who takes part, and who could not."""
     everybody: list[Contender | Absent] = [*contenders.ours(), contenders.TORCHRUN]
     if options.peers:
         everybody += peers.contenders()
@@ -192,10 +192,7 @@ def _sides(options: argparse.Namespace) -> tuple[list[Contender], list[str]]:
             raise SystemExit(f"--only: no contender {', '.join(sorted(unknown))}; there are: {names}")
         everybody = [side for side in everybody if side.name in options.only]
     sides = [side for side in everybody if isinstance(side, Contender)]
-    notes = [f"{side.name}: {side.note}" for side in sides if side.note]
-    absent = [side for side in everybody if isinstance(side, Absent)]
-    notes += [f"{side.name} did not take part: {side.reason}" for side in absent]
-    return sides, notes
+    return sides, [side for side in everybody if isinstance(side, Absent)]
 
 
 def _earlier(directory: Path, now: Measured) -> Measured:
@@ -214,9 +211,15 @@ def main() -> None:
     began = time.monotonic()
     for package in recovery_file.PACKAGES:  # as in the images: no start is to compile what was just edited
         compileall.compile_dir(package, quiet=2)
-    sides, notes = _sides(options)
+    sides, absent = _sides(options)
     wanted = [scenario for scenario in SCENARIOS if scenario.name in options.scenario]
-    now = Measured(recovery_file.digest(), recovery_file.machine(), notes, {})
+    now = Measured(
+        recovery_file.digest(),
+        recovery_file.machine(),
+        notes={side.name: side.note for side in sides},
+        results={},
+        absent={side.name: side.reason for side in absent},
+    )
     before = _earlier(options.output, now) if options.add else now  # before an hour is spent in vain
     results: Collected = {}
     for ranks in options.ranks:
@@ -225,7 +228,7 @@ def main() -> None:
     if not everything.results:
         raise SystemExit("nothing was measured: no file is written")
     changed = recovery_file.digest() != now.code
-    lines = [*recovery_table.tables(everything.results), "", *everything.notes, "", "Aims:"]
+    lines = [*recovery_table.tables(everything.results), "", *everything.told(), "", "Aims:"]
     lines += [f"  {aim}" for aim in recovery_table.aims(everything.results)]
     print("\n".join(lines))
     path = recovery_file.write(replace(everything, code="") if changed else everything, options.output)
@@ -236,7 +239,7 @@ def main() -> None:
             " added to them, and docs/ stays as it is"
         )
     if options.write_docs:
-        print(f"written: {recovery_docs.write(everything.results, everything.notes)}")
+        print(f"written: {recovery_docs.write(everything.results, everything.told())}")
 
 
 if __name__ == "__main__":

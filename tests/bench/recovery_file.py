@@ -13,7 +13,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -44,12 +44,16 @@ class Mixed(Exception):
 
 @dataclass(frozen=True)
 class Measured:
-    """``code``: ``digest`` of what was measured; ``machine``: on what; ``notes``: of contenders."""
+    """``code``: ``digest`` of what was measured; ``machine``: on what.
+
+    ``notes``: what readers must know of a contender, by its name; ``absent``: why one could not take part.
+    """
 
     code: str
     machine: Mapping[str, Any]
-    notes: Sequence[str]
+    notes: Mapping[str, str]
     results: Results
+    absent: Mapping[str, str] = field(default_factory=dict)
 
     def with_added(self, new: Measured) -> Measured:
         """Both; a table that both have is the new one's. One without a single run replaces nothing.
@@ -64,8 +68,18 @@ class Measured:
             )
         if self.machine != new.machine:
             raise Mixed(f"it was measured on another machine: {told(self.machine)}, now {told(new.machine)}")
-        notes = [*self.notes, *(note for note in new.notes if note not in self.notes)]
-        return Measured(new.code, new.machine, notes, _joined(self.results, new.results))
+        results = _joined(self.results, new.results)
+        tables = [sides for scenarios in results.values() for sides in scenarios.values()]
+        there = {name for sides in tables for name, runs in sides.items() if runs}
+        notes = {name: note for name, note in {**self.notes, **new.notes}.items() if name in there}
+        absent = {name: why for name, why in self.absent.items() if name not in new.notes} | {**new.absent}
+        absent = {name: why for name, why in absent.items() if name not in there}
+        return Measured(new.code, new.machine, notes, results, absent)
+
+    def told(self) -> list[str]:
+        """Notes for people."""
+        told = [f"{name}: {note}" for name, note in self.notes.items() if note]
+        return [*told, *(f"{name} did not take part: {why}" for name, why in self.absent.items())]
 
 
 def told(machine: Mapping[str, Any]) -> str:
@@ -125,9 +139,10 @@ def write(measured: Measured, directory: Path) -> Path:
         for ranks, scenarios in measured.results.items()
     }
     aims = [str(aim) for aim in recovery_table.aims(measured.results)]
-    plain = {"code": measured.code, "machine": measured.machine, "notes": list(measured.notes), "aims": aims}
+    names = ("code", "machine", "notes", "absent")
+    plain = {name: getattr(measured, name) for name in names} | {"aims": aims, "runs": runs}
     path = directory / JSON
-    path.write_text(json.dumps({**plain, "runs": runs}, indent=1) + "\n")
+    path.write_text(json.dumps(plain, indent=1) + "\n")
     (directory / PICTURE).write_text(recovery_plot.draw(measured.results))
     return path
 
@@ -145,4 +160,6 @@ def read(directory: Path) -> Measured | None:
         }
         for ranks, scenarios in plain["runs"].items()
     }
-    return Measured(plain.get("code", ""), plain["machine"], plain["notes"], results)
+    if "absent" not in plain:  # of an older version of the benchmark: notes have no names, nothing is added
+        return Measured("", plain["machine"], {}, results)
+    return Measured(plain["code"], plain["machine"], plain["notes"], results, plain["absent"])

@@ -32,7 +32,7 @@ bench_recovery.main()
 def test_a_tiny_run_measures_everything(tmp_path: Path) -> None:
     """One rank is killed, once: its time, steps redone and both splits are in results and table, and beside
     them what was measured of the same code before."""
-    before = Measured(CODE, machine(), [], {4: {"lost": {"rtj run": [Outcome(2.5, 2.5, 3, 0.25)]}}})
+    before = Measured(CODE, machine(), {}, {4: {"lost": {"rtj run": [Outcome(2.5, 2.5, 3, 0.25)]}}})
     recovery_file.write(before, tmp_path)
     command = [sys.executable, "-c", PROGRAM, "--runs", "1", "--ranks", "2", "--scenario", "rank", "--add"]
     command += ["--only", "rtj run", "--output", str(tmp_path)]

@@ -45,7 +45,7 @@ class Bench:
 
     def has(self, results: dict[int, Tables]) -> None:
         """That was measured before."""
-        recovery_file.write(Measured("c0de", recovery_file.machine(), [], results), self.output)
+        recovery_file.write(Measured("c0de", recovery_file.machine(), {}, results), self.output)
 
     def written(self) -> Measured:
         found = recovery_file.read(self.output)

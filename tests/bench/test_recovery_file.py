@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,26 +17,30 @@ MACHINE = {"cpus": 2, "cpu": "Z80", "python": "3.11.7", "torch": "2.14.1"}
 OLD, NEW = Outcome(2.0, 2.0, 3, 0.25), Outcome(1.0, 1.0, 3, 0.25, split={"detect": 1.0})
 
 
-def measured(results: Results, code: str = "c0de", notes: tuple[str, ...] = ()) -> Measured:
-    return Measured(code, MACHINE, notes, results)
+def measured(
+    results: Results, code: str = "c0de", notes: Mapping[str, str] | None = None, **absent: str
+) -> Measured:
+    return Measured(code, MACHINE, notes or {}, results, absent)
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     """All runs with all that is known of each; a run that never recovered, too."""
-    before = measured({2: {"rank": {"rtj run": [NEW, Outcome(None)], "torchrun": [OLD]}}})
+    before = measured(
+        {2: {"rank": {"rtj run": [NEW, Outcome(None)], "torchrun": [OLD]}}},
+        notes={"a": "b"},
+        dlrover="no pip",
+    )
     assert recovery_file.read(tmp_path) is None
     recovery_file.write(before, tmp_path)
     after = recovery_file.read(tmp_path)
     assert after is not None
-    assert (after.code, after.machine, after.results) == (before.code, before.machine, before.results)
+    assert after == before
 
 
 def test_pieces_come_together() -> None:
     """Other scenarios and numbers of ranks stay, in the order of one run; a table is one run's as a whole."""
-    before = measured(
-        {2: {"lost": {"rtj run": [OLD]}, "rank": {"rtj run": [OLD], "torchrun": [OLD]}}}, notes=("a", "b")
-    )
-    piece = measured({4: {"rank": {"rtj run": [NEW]}}, 2: {"rank": {"rtj run": [NEW]}}}, notes=("b", "c"))
+    before = measured({2: {"lost": {"rtj run": [OLD]}, "rank": {"rtj run": [OLD], "torchrun": [OLD]}}})
+    piece = measured({4: {"rank": {"rtj run": [NEW]}}, 2: {"rank": {"rtj run": [NEW]}}})
     both = before.with_added(piece)
     assert both.results == {
         2: {"rank": {"rtj run": [NEW]}, "lost": {"rtj run": [OLD]}},
@@ -43,8 +48,31 @@ def test_pieces_come_together() -> None:
     }
     assert list(both.results) == [2, 4]
     assert list(both.results[2]) == ["rank", "lost"]
-    assert both.notes == ["a", "b", "c"]
     assert both.with_added(piece).results == both.results
+
+
+def test_the_newer_note_of_a_contender_holds() -> None:
+    """And none of those that no table has: it trained in none, or its table is another one's now."""
+    notes = {"rtj run": "old", "torchrun": "of the table that goes", "nvrx": "of both"}
+    before = measured(
+        {2: {"rank": {"rtj run": [OLD], "torchrun": [OLD]}, "lost": {"nvrx": [OLD]}}}, notes=notes
+    )
+    found = {"rtj run": [NEW], "never": []}
+    piece = measured({2: {"rank": found}}, notes={"rtj run": "new", "never": "trained", "other": "not asked"})
+    both = before.with_added(piece)
+    assert both.notes == {"rtj run": "new", "nvrx": "of both"}
+    assert both.told() == ["rtj run: new", "nvrx: of both"]
+
+
+def test_who_was_absent_may_take_part_later() -> None:
+    """Then nobody reads that it could not; who still could not is told with the newest reason."""
+    before = measured({2: {"rank": {"rtj run": [OLD]}}}, dlrover="pip failed", nvrx="pip failed", ft="old")
+    piece = measured(
+        {2: {"lost": {"dlrover": [NEW]}}}, notes={"dlrover": "by hand", "ft": ""}, nvrx="no wheel"
+    )
+    both = before.with_added(piece)
+    assert both.told() == ["dlrover: by hand", "nvrx did not take part: no wheel"]
+    assert both.with_added(measured({}, dlrover="pip failed")).told() == both.told()
 
 
 def test_a_piece_without_runs_replaces_nothing() -> None:
@@ -72,8 +100,10 @@ def test_nothing_is_mixed(other: dict[str, object], words: str) -> None:
 
 
 def test_results_of_unknown_code_are_not_added_to(tmp_path: Path) -> None:
-    """A file from before the code was noted."""
-    (tmp_path / "recovery.json").write_text('{"machine": {"cpus": 2}, "notes": [], "aims": [], "runs": {}}')
+    """A file from before the code was noted, or notes by contender."""
+    (tmp_path / "recovery.json").write_text(
+        '{"code": "c0de", "machine": {"cpus": 2}, "notes": ["a: b"], "aims": [], "runs": {}}'
+    )
     before = recovery_file.read(tmp_path)
     assert before is not None
     with pytest.raises(Mixed, match="unknown"):
