@@ -16,7 +16,7 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -195,15 +195,36 @@ def _sides(options: argparse.Namespace) -> tuple[list[Contender], list[Absent]]:
     return sides, [side for side in everybody if isinstance(side, Absent)]
 
 
-def _earlier(directory: Path, now: Measured) -> Measured:
-    """What is added to: all that was measured before, or nothing. Ends here if it does not go together."""
+def _earlier(directory: Path, now: Measured, planned: Mapping[int, Mapping[str, Sequence[str]]]) -> Measured:
+    """What is added to: all that was measured before, or nothing. Ends here if it does not go together.
+
+    ``planned``: who will be measured, by ranks and scenario; a table is not to lose anybody by it.
+    """
     before = recovery_file.read(directory)
     if before is None:
         return now
     try:
-        return before.with_added(now)
+        found = before.with_added(now)
     except recovery_file.Mixed as mixed:
         raise SystemExit(f"--add: {directory / recovery_file.JSON}: {mixed}") from mixed
+    if lost := before.lost_to(planned):
+        raise SystemExit(
+            f"--add: a table is of one run, and these would be lost: {', '.join(lost)}. Measure them too"
+            " (--only, --peers), or give another --output"
+        )
+    return found
+
+
+def _planned(
+    options: argparse.Namespace, sides: Sequence[Contender], wanted: Sequence[Scenario]
+) -> dict[int, dict[str, list[str]]]:
+    """Names, by ranks and scenario."""
+    runs, slow_runs = range(options.runs), options.slow_runs
+    names = {
+        one.name: [side.name for side in sides if any(_is_due(side, one, run, slow_runs) for run in runs)]
+        for one in wanted
+    }
+    return dict.fromkeys(options.ranks, names)
 
 
 def main() -> None:
@@ -220,7 +241,9 @@ def main() -> None:
         results={},
         absent={side.name: side.reason for side in absent},
     )
-    before = _earlier(options.output, now) if options.add else now  # before an hour is spent in vain
+    before = now
+    if options.add:  # before an hour is spent in vain
+        before = _earlier(options.output, now, _planned(options, sides, wanted))
     results: Collected = {}
     for ranks in options.ranks:
         results[ranks] = run_all(sides, ranks, wanted, options.runs, options.slow_runs)
@@ -228,10 +251,17 @@ def main() -> None:
     if not everything.results:
         raise SystemExit("nothing was measured: no file is written")
     changed = recovery_file.digest() != now.code
+    trained = {
+        ranks: {scenario: [name for name, runs in of.items() if runs] for scenario, of in tables.items()}
+        for ranks, tables in results.items()
+    }
+    lost = before.lost_to(trained)
     lines = [*recovery_table.tables(everything.results), "", *everything.told(), "", "Aims:"]
     lines += [f"  {aim}" for aim in recovery_table.aims(everything.results)]
     print("\n".join(lines))
     path = recovery_file.write(replace(everything, code="") if changed else everything, options.output)
+    if lost:
+        print(f"\nnot in the new tables, since they did not train this time: {', '.join(lost)}")
     print(f"\nwritten: {path}; took {(time.monotonic() - began) / 60:.1f} min")
     if changed:
         raise SystemExit(

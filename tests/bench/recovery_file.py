@@ -76,6 +76,20 @@ class Measured:
         absent = {name: why for name, why in absent.items() if name not in there}
         return Measured(new.code, new.machine, notes, results, absent)
 
+    def lost_to(self, new: Mapping[int, Mapping[str, Iterable[str]]]) -> list[str]:
+        """Contenders who would be gone with a table that a new one replaces, each with its table, for people.
+
+        ``new``: who is in the new ones, by ranks and scenario.
+        """
+        lost: list[str] = []
+        for ranks, scenarios in new.items():
+            for scenario, names in scenarios.items():
+                there = set(names)
+                old = self.results.get(ranks, {}).get(scenario, {}) if there else {}
+                gone = [name for name, runs in old.items() if runs and name not in there]
+                lost += [f"{name} ({scenario}, {ranks} ranks)" for name in gone]
+        return lost
+
     def told(self) -> list[str]:
         """Notes for people."""
         told = [f"{name}: {note}" for name, note in self.notes.items() if note]

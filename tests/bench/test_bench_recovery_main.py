@@ -39,7 +39,14 @@ class Bench:
         return self.found
 
     def __call__(self, arguments: str) -> None:
-        words = [*arguments.split(), "--ranks", "2", "--output", str(self.output)]
+        """``@`` is a blank within one argument."""
+        words = [
+            *(word.replace("@", " ") for word in arguments.split()),
+            "--ranks",
+            "2",
+            "--output",
+            str(self.output),
+        ]
         self._patch.setattr("sys.argv", ["bench_recovery.py", *words])
         bench_recovery.main()
 
@@ -94,6 +101,37 @@ def test_what_is_there_can_be_written_into_the_page(bench: Bench) -> None:
     bench("--runs 0 --add --write-docs")
     assert bench.written().results == {2: {"rank": {"rtj run": [OLD]}}}
     assert bench.page.exists()
+
+
+BOTH = {"rtj run": [OLD], "torchrun": [OLD]}
+
+
+def test_no_table_loses_a_contender_unasked(bench: Bench) -> None:
+    """It is refused before anything is measured; other tables can be added to what is there."""
+    bench.has({2: {"rank": BOTH}})
+    bench.found = {"rank": {"rtj run": [NEW]}}
+    with pytest.raises(SystemExit, match=r"lost: torchrun \(rank, 2 ranks\)"):
+        bench("--runs 1 --add --scenario rank --only rtj@run")
+    assert bench.written().results == {2: {"rank": BOTH}}
+    bench.found = {"lost": {"rtj run": [NEW]}}
+    bench("--runs 1 --add --scenario lost --only rtj@run")
+    assert bench.written().results == {2: {"rank": BOTH, "lost": {"rtj run": [NEW]}}}
+
+
+def test_one_that_waits_too_long_is_not_forgotten(bench: Bench) -> None:
+    """Of slow ones no runs were asked for."""
+    bench.has({2: {"hang": BOTH}})
+    with pytest.raises(SystemExit, match=r"lost: torchrun \(hang, 2 ranks\)"):
+        bench("--runs 1 --slow-runs 0 --add --scenario hang")
+
+
+def test_a_contender_that_did_not_train_is_named(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its numbers are gone with the table before, in which it had others beside it."""
+    bench.has({2: {"rank": BOTH}})
+    bench.found = {"rank": {"rtj run": [NEW], "torchrun": []}}
+    bench("--runs 1 --add --scenario rank")
+    assert "did not train this time: torchrun (rank, 2 ranks)" in capsys.readouterr().out
+    assert bench.written().results == {2: bench.found}
 
 
 def test_code_that_was_edited_meanwhile_is_none(bench: Bench) -> None:

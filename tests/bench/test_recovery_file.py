@@ -75,6 +75,25 @@ def test_who_was_absent_may_take_part_later() -> None:
     assert both.with_added(measured({}, dlrover="pip failed")).told() == both.told()
 
 
+@pytest.mark.parametrize(
+    ("new", "lost"),
+    [
+        pytest.param({2: {"rank": ["rtj run"]}}, ["torchrun (rank, 2 ranks)"], id="one"),
+        pytest.param({2: {"rank": ["torchrun", "new", "rtj run"]}}, [], id="none"),
+        pytest.param({2: {"rank": []}}, [], id="nothing is measured, nothing replaced"),
+        pytest.param({4: {"rank": ["new"]}, 2: {"hang": ["new"]}}, [], id="other tables"),
+        pytest.param(
+            {2: {"lost": ["new"]}}, ["rtj run (lost, 2 ranks)"], id="without one that never trained"
+        ),
+    ],
+)
+def test_who_is_lost_with_a_table_is_known(new: dict[int, dict[str, list[str]]], lost: list[str]) -> None:
+    """Before it is measured, by those who are to be in the new one."""
+    sides = {"rtj run": [OLD], "torchrun": [OLD]}
+    before = measured({2: {"rank": sides, "lost": {"rtj run": [OLD], "nvrx": []}}})
+    assert before.lost_to(new) == lost
+
+
 def test_a_piece_without_runs_replaces_nothing() -> None:
     """A contender that did not train leaves what had been measured."""
     before = measured({2: {"rank": {"rtj run": [OLD]}}})
