@@ -158,6 +158,7 @@ class AttemptStatus(StatusModel):
     rank0_returned_at: Time | None = None  # rank 0 returned 0
     left: Evidence | None = None  # the first rank that left the others unasked, as a witness against itself
     asked: bool = False  # to drain, by the operator or by an agent of its own accord
+    not_begun: bool = False  # the drain ended a rank before it had done a step: none can have done one
     last_progress_at: Time | None = None  # newest report of a rank
     slowest_worker: str = ""  # the one with the slowest rank lately
     slowest_step_seconds: float = 0.0  # recent step time of that rank; 0: no step was told

@@ -5,11 +5,12 @@ Ranks are fakes that ignore a drain and save on, as ranks whose last save takes 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from local_run import LocalRun, rtj
+from local_run import FAKE_RANK, LocalRun, rtj
 
 from resumable_operator.cli import exitcodes
 
@@ -50,3 +51,20 @@ def test_a_suspension_whose_window_is_too_short(run: LocalRun) -> None:
     assert "the window of 1.0 s was over" in ending.message
     run.again()
     assert run.finish().step == 2 * EVERY - 2
+
+
+def test_ctrl_c_while_one_rank_has_yet_to_connect(run: LocalRun, tmp_path: Path) -> None:
+    """The other waits for it and has done nothing: both end long before the window of an hour is over."""
+    starting = tmp_path / "starting.py"
+    starting.write_text(
+        "import os, sys, time\n"
+        "if os.environ['RANK'] == '1': time.sleep(1000)\n"
+        f"os.execv(sys.executable, [sys.executable, {str(FAKE_RANK)!r}, '--meet', '--ignore-drain'])\n"
+    )
+    run.start("--workers", "2", "--drain-seconds", "3600", str(starting))
+    run.until(lambda status: status.uses_library is True, "a rank that has connected")
+    run.signal(signal.SIGINT)
+    status = run.finish(exitcodes.DRAINED)
+    assert status.phase == "Suspended"
+    assert status.interruptions[-1].planned
+    assert status.step == 0

@@ -46,7 +46,7 @@ def step(draft: Draft) -> None:
             begin_ending(draft)
         return
     deadline = _shorten(draft)
-    if draft.now >= deadline + SLACK_SECONDS or _none_is_left(draft):
+    if draft.now >= deadline + SLACK_SECONDS or _none_is_left(draft) or _waits_for_nothing(draft):
         begin_ending(draft)
         return
     for member in draft.attempt.members:
@@ -83,6 +83,12 @@ def _is_done(draft: Draft, worker: str) -> bool:
 def _none_is_left(draft: Draft) -> bool:
     """All members have ended, though not all as they were asked to: their window was over."""
     return all(member.worker in draft.attempt.outcomes for member in draft.attempt.members)
+
+
+def _waits_for_nothing(draft: Draft) -> bool:
+    """Ranks that have connected wait for one that the drain ended before it had: there is nothing to save."""
+    attempt = draft.attempt
+    return attempt.not_begun and attempt.first_step_at is None and draft.status.uses_library is True
 
 
 def _shorten(draft: Draft) -> float:

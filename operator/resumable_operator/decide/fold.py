@@ -255,6 +255,8 @@ def _rank_exited(draft: Draft, timed: TimedEvent) -> None:
         known = draft.attempt.left
         if known is None or (known.code == 0 and exit_.code != 0):
             draft.set_attempt(left=of_leaving(exit_, timed.worker, timed.at))
+    if exit_.idle and not exit_.own and draft.attempt.state == "draining":
+        draft.set_attempt(not_begun=True)
     if _ended_as_asked(draft, exit_, timed):
         return
     witness = of_rank_exit(exit_, timed.worker, timed.at)

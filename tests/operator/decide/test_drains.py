@@ -14,7 +14,9 @@ from resumable_operator.decide.observation import Disruption
 from resumable_operator.decide.plan import decide
 from resumable_operator.model import BudgetStatus
 from resumable_training.contract import events, exitcodes
-from resumable_training.contract.assignment import REQUEST_DRAIN
+from resumable_training.contract.assignment import REQUEST_DRAIN, REQUEST_STOP
+from resumable_training.contract.codec import to_plain
+from resumable_training.contract.events import RankExit
 
 
 def running(workers: dict[str, object] | None = None, capacity: int | None = 3, **spec: object) -> World:
@@ -365,3 +367,32 @@ def test_a_start_that_a_drain_ends_is_nobodys_crash(how: str, cause: str, librar
     budgets = world.job.status.budgets
     assert (budgets.infrastructure, budgets.user_error) == ((), ())
     assert not any(event.reason == "Failed" for event in world.emitted)
+
+
+@pytest.mark.parametrize(
+    ("own", "idle", "stepped", "ends"),
+    [
+        (False, True, False, True),
+        (False, False, False, False),  # an older agent, or one that can't tell
+        (True, True, False, False),  # it ended as all agreed to: so do the others
+        (False, True, True, False),  # there may be steps to save
+    ],
+)
+def test_a_drain_of_an_attempt_that_has_not_begun(own: bool, idle: bool, stepped: bool, ends: bool) -> None:
+    """Ranks that wait for one which the drain has ended are ended too, long before the window is over."""
+    world = running()
+    seen = world.step().status
+    began = seen.attempt.first_step_at if stepped else None
+    world.write(seen.model_copy(update={"attempt": seen.attempt.model_copy(update={"first_step_at": began})}))
+    world.change_spec(suspend=True)
+    world.step()
+    agent = world.agents["train-2-1"]
+    code = exitcodes.DRAINED if own else -15
+    world._log(agent, events.RANK_EXITED, to_plain(RankExit(2, code, own, asked=True, idle=idle)))
+    plan = world.step()
+    stops = {a.worker for a in plan.actions if isinstance(a, SendRequest) and a.request.kind == REQUEST_STOP}
+    assert bool(stops) is ends
+    if ends:
+        world.run(3.0)
+        assert world.job.status.phase == "Suspended"
+        assert world.job.status.interruptions[-1].planned

@@ -30,3 +30,17 @@ LEFT = Drain("scale", 100.0, 160.0, signalled=True, leader_ended_at=110.0)
 def test_next_step(drain: Drain, now: float, connected: bool, age: float, step: str) -> None:
     """Ask, wait, signal a script without the library once, kill when the window is over."""
     assert next_step(drain, now, connected, age) == step
+
+
+@pytest.mark.parametrize(
+    ("drain", "connected", "not_begun", "step"),
+    [
+        (DRAIN, True, True, "end"),  # it waits for one that may never come: nothing to save
+        (DRAIN, True, False, "wait"),  # there may be steps to save
+        (DRAIN, False, True, "wait"),  # the first may be about to connect
+        (SIGNALLED, True, True, "end"),
+    ],
+)
+def test_ranks_that_wait_for_one_are_ended(drain: Drain, connected: bool, not_begun: bool, step: str) -> None:
+    """Ranks that have done nothing and wait for one that has not connected are ended, and at once."""
+    assert next_step(drain, 101.0, connected, 1.0, not_begun) == step

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from agent_process import AgentProcess, fake_command, process_exists, script, wait_until
+from agent_process import FAKE_RANK, AgentProcess, fake_command, process_exists, script, wait_until
 
 from resumable_training.agent.procfs import all_processes
 from resumable_training.contract import events
@@ -309,3 +309,19 @@ def test_an_agent_says_whether_it_had_asked(tmp_path: Path) -> None:
             assert agent.ended() == events.DRAINED
             told += [e.data["asked"] for e in agent.events() if e.kind == events.RANK_EXITED]
     assert told == [False, True]
+
+
+def test_a_drain_while_one_rank_has_yet_to_connect(tmp_path: Path) -> None:
+    """The others wait for it and can do no step, so nothing is lost: all end, and at once."""
+    starting = script(
+        "import os, sys, time\n"
+        "if os.environ['RANK'] == '1': time.sleep(1000)\n"
+        f"os.execv(sys.executable, [sys.executable, {FAKE_RANK!r}, '--meet', '--ignore-drain'])"
+    )
+    with AgentProcess(tmp_path, starting) as agent:
+        agent.begin(ranks=2)
+        agent.wait_event(events.RANK_CONNECTED)
+        agent.request("drain", seconds=3600.0)
+        assert agent.ended() == events.DRAINED
+        exits = [e.data for e in agent.events() if e.kind == events.RANK_EXITED]
+        assert [(exit_["own"], exit_["idle"]) for exit_ in exits] == [(False, True)] * 2

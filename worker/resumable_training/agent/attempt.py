@@ -306,7 +306,8 @@ class Attempt:
         drain = self.drain_state
         if drain is None or not self.alive:
             return
-        step = draining.next_step(drain, now, self._uses_library(), now - self.ranks[0].started_at)
+        age = now - self.ranks[0].started_at
+        step = draining.next_step(drain, now, self._uses_library(), age, self._not_begun())
         if step == draining.SIGNAL:
             self.drain_state = replace(drain, signalled=True)
             self._signalled = self.alive[0]
@@ -324,6 +325,11 @@ class Attempt:
 
     def _uses_library(self) -> bool:
         return any(rank.speaker for rank in self.ranks)
+
+    def _not_begun(self) -> bool:
+        """Ranks that use the library wait for one that has yet to connect: none can have done a step."""
+        absent = any(rank.speaker is None for rank in self.alive)
+        return absent and all(rank.idle() for rank in self.ranks)
 
     def _watch_for_hang(self, now: float, awake_since: float) -> None:
         if self._hang_task is not None or self.ending:
@@ -414,6 +420,7 @@ class Attempt:
                 seconds=round(now - rank.started_at, 3),
                 tail=tail,
                 asked=self.drain_state is not None,
+                idle=rank.idle(),
             ),
         )
 

@@ -80,6 +80,10 @@ class Rank:
             return now - self.started_at < OPAQUE_SECONDS
         return reports.before_first_step(self.progress, self.base_step)
 
+    def idle(self) -> bool:
+        """No step done in this attempt, as far as a script with the library goes."""
+        return reports.before_first_step(self.progress, self.base_step)
+
     def report(self, now: float) -> Optional[ProgressReport]:
         """What to tell the operator; None while it may be on its way to connect, or if it failed before."""
         if self.progress is not None:

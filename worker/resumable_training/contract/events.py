@@ -62,6 +62,7 @@ class RankExit:
     seconds: float = 0.0  # since it was started
     tail: Tuple[str, ...] = ()  # last lines of its output
     asked: Optional[bool] = None  # to drain, by this agent; None: an agent that does not tell
+    idle: bool = False  # a script that uses the library is known to have done no step of this attempt
 
 
 @dataclass(frozen=True)
