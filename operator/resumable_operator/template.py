@@ -7,8 +7,15 @@ All else in it is passed on as it is. Strings are strings as there: YAML makes 8
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
+
+MOST_GPUS = 10_000  # of a container; more is a slip of the hand
+_QUANTITY = re.compile(
+    r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?"
+)  # as Kubernetes reads it
+_COUNT = re.compile(r"[0-9]{1,18}")
 
 
 def check_template(template: Mapping[str, Any]) -> None:
@@ -37,6 +44,26 @@ def _check_container(value: Any, where: str) -> None:
             _string(container[name], f"{where}.{name}")
     for number, entry in enumerate(_list(container.get("env"), f"{where}.env")):
         _check_variable(entry, f"{where}.env[{number}]")
+    if container.get("resources") is not None:
+        _check_resources(_mapping(container["resources"], f"{where}.resources"), f"{where}.resources")
+
+
+def _check_resources(resources: Mapping[str, Any], where: str) -> None:
+    for kind in ("requests", "limits"):
+        wanted = resources.get(kind)
+        for name, quantity in _mapping({} if wanted is None else wanted, f"{where}.{kind}").items():
+            place = f"{where}.{kind}[{name}]"
+            is_number = isinstance(quantity, (int, float)) and not isinstance(quantity, bool)
+            if not is_number and not (isinstance(quantity, str) and _QUANTITY.fullmatch(quantity)):
+                raise ValueError(f"{place} must be a quantity, not {quantity!r:.60}")
+            if gpu_count(name, quantity) > MOST_GPUS:
+                raise ValueError(f"{place} must be at most {MOST_GPUS}, not {quantity!r:.60}")
+
+
+def gpu_count(name: str, quantity: Any) -> int:
+    """GPUs that a quantity of the resource stands for; 0: it is no GPU, or not counted in whole ones."""
+    text = str(quantity)
+    return int(text) if name.endswith("/gpu") and _COUNT.fullmatch(text) else 0
 
 
 def _check_variable(value: Any, where: str) -> None:

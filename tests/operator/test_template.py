@@ -8,6 +8,7 @@ import pytest
 
 from resumable_operator.errors import SpecError
 from resumable_operator.model import MOST_RANKS, MOST_WORKERS, JobSpec, parse_spec
+from resumable_operator.template import gpu_count
 
 LOOP: dict[str, Any] = {}
 LOOP["again"] = LOOP
@@ -40,6 +41,15 @@ def pod(**container: Any) -> dict[str, Any]:
         (pod(env=[{"name": "A", "value": 5}]), r"env\[0\].value must be a string: put 5 into quotes"),
         (pod(env=[{"name": "A", "value": "x\0y"}]), "zero byte"),
         (pod(workingDir=["a"]), "workingDir must be a string"),
+        (pod(resources=True), r"containers\[0\].resources must be a mapping"),
+        (pod(resources=""), r"containers\[0\].resources must be a mapping"),
+        (pod(resources={"limits": "x"}), r"resources.limits must be a mapping"),
+        (pod(resources={"requests": ["a"]}), r"resources.requests must be a mapping"),
+        (pod(resources={"limits": {"cpu": True}}), r"limits\[cpu\] must be a quantity, not True"),
+        (pod(resources={"limits": {"cpu": None}}), r"limits\[cpu\] must be a quantity"),
+        (pod(resources={"limits": {"memory": "1 GiB"}}), r"limits\[memory\] must be a quantity"),
+        (pod(resources={"limits": {"nvidia.com/gpu": "²"}}), r"limits\[nvidia.com/gpu\] must be a quantity"),
+        (pod(resources={"limits": {"nvidia.com/gpu": 10**9}}), r"nvidia.com/gpu\] must be at most"),
         (pod(name=7), "name must be a string"),
         (LOOP, "JSON"),
         ({"x": float("inf")}, "JSON"),
@@ -84,3 +94,29 @@ def test_numbers_without_sense(spec: dict[str, Any]) -> None:
     """Neither a size that would fill the memory nor a time that JSON can't carry is taken."""
     with pytest.raises(SpecError):
         parse_spec(spec)
+
+
+@pytest.mark.parametrize(
+    "quantity",
+    ["8", "0.5", "500m", "1Gi", "1e3", "1E-3", "+2", "-1", ".5", "2.", 8, 0.5, "128974848", "129M"],
+)
+def test_quantities_are_kubernetes_own(quantity: Any) -> None:
+    """All that it takes passes as it is; what is too little or too much is its to judge."""
+    resources = {"requests": {"cpu": quantity}, "limits": None}
+    parsed = parse_spec({"workers": {"replicas": 1}, "template": pod(resources=resources)})
+    assert parsed.worker_container()["resources"] == resources
+
+
+@pytest.mark.parametrize(
+    ("name", "quantity", "count"),
+    [
+        ("nvidia.com/gpu", "2", 2),
+        ("amd.com/gpu", 4, 4),
+        ("a/gpu", "2.5", 0),
+        ("cpu", "8", 0),
+        ("a/gpu", 0, 0),
+    ],
+)
+def test_whole_gpus_are_counted(name: str, quantity: Any, count: int) -> None:
+    """By the resource's name; half a one is none that a rank could have."""
+    assert gpu_count(name, quantity) == count

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import starmap
 from typing import Any
 
 from resumable_operator.decide import goodput
 from resumable_operator.decide.observation import Job
 from resumable_operator.model import Checkpoint, JobSpec, JobStatus, MemberStatus
+from resumable_operator.template import gpu_count
 from resumable_training.contract.assignment import Assignment, CheckpointConfig, Limits, Member
 from resumable_training.contract.codec import to_json
 from resumable_training.contract.metrics import INTERRUPTION_CAUSES
@@ -133,11 +135,11 @@ def processes_per_worker(spec: JobSpec) -> int:
 
 def gpus_per_worker(spec: JobSpec) -> int:
     """What the worker container asks for, of the kind of which it wants most."""
-    container: dict[str, Any] = spec.worker_container() if spec.template else {}
+    has_containers = (spec.template.get("spec") or {}).get("containers")
+    container: dict[str, Any] = spec.worker_container() if has_containers else {}
     resources = container.get("resources") or {}
     requested = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-    gpus = [int(count) for name, count in requested.items() if name.endswith("/gpu") and str(count).isdigit()]
-    return max(gpus, default=0)
+    return max(starmap(gpu_count, requested.items()), default=0)
 
 
 def template_digest(spec: JobSpec) -> str:
