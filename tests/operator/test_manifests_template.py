@@ -39,6 +39,7 @@ WORKER = "spec.template.spec.containers[0]"
         ({"tolerations": "all"}, "spec.template.spec.tolerations", "list"),
         ({"tolerations": ["all"]}, "spec.template.spec.tolerations[0]", "mapping"),
         ({"securityContext": 1000}, "spec.template.spec.securityContext", "mapping"),
+        ({"resources": {"limits": 3}}, "spec.template.spec.resources.limits", "mapping"),
         ({"affinity": {"nodeAffinity": []}}, "spec.template.spec.affinity.nodeAffinity", "mapping"),
         ({"volumes": {"name": "x"}}, "spec.template.spec.volumes", "list"),
         (
@@ -76,7 +77,7 @@ def test_refused_pods(template_spec: dict[str, Any], field: str, says: str) -> N
         ({"env": [{"name": "RESUMABLE_JOB", "value": "x"}]}, f"{WORKER}.env[0].name", "RESUMABLE_JOB"),
         ({"env": [{"name": "A"}, {"name": "WORLD_SIZE"}]}, f"{WORKER}.env[1].name", "WORLD_SIZE"),
         ({"env": [{"name": "RESUMABLE_TYPO", "value": "x"}]}, f"{WORKER}.env[0].name", "RESUMABLE_TYPO"),
-        ({"resources": {"limits": 3}}, f"{WORKER}.resources.limits", "mapping"),
+        ({"resources": {"limits": 3}}, "spec.template", r"containers\[0\].resources.limits must be a mapping"),
         ({"securityContext": {"capabilities": []}}, f"{WORKER}.securityContext.capabilities", "mapping"),
     ],
 )
@@ -223,14 +224,14 @@ def test_any_template(changes: list[tuple[tuple[Any, ...], Any]]) -> None:
         else:
             if isinstance(parent, dict):
                 parent[where[-1]] = value
-    spec = parse_spec({"workers": {"replicas": 1}, "template": template})
-    job = Job("team", "train", "uid-1", 1, spec, JobStatus())
-    assert outcome(job).startswith("spec.template")
+    assert outcome(template).startswith("spec.template")
 
 
-def outcome(job: Job) -> str:
+def outcome(template: dict[str, Any]) -> str:
     """The field that is refused; or that of the template, when a pod was made that JSON can hold."""
     try:
+        spec = parse_spec({"workers": {"replicas": 1}, "template": template})
+        job = Job("team", "train", "uid-1", 1, spec, JobStatus())
         made = pod_of(job, avoid=("node-1",))
     except SpecError as refused:
         return refused.field
