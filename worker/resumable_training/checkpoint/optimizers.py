@@ -134,7 +134,7 @@ def apply(
     )
     parameters = there.parameters(name)
     for key, value in by_parameter.items():
-        _keep_dtypes(optimizer.state[parameters[key]], value, parameters[key])
+        _keep_as_saved(optimizer.state[parameters[key]], value, parameters[key])
     pairs = [(now, groups[m]) for now, m in zip(current, matched, strict=True)]
     return [*_warnings(name, parameters, by_parameter), *_overruled(name, pairs)]
 
@@ -164,11 +164,25 @@ def _overruled(name: str, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, 
     return [f"{name} goes on as saved, with {', '.join(sorted(found))}: to change it, set it after run.track"]
 
 
-def _keep_dtypes(live: dict[str, Any], saved: Mapping[str, Any], parameter: torch.Tensor) -> None:
-    """``load_state_dict`` casts state to its parameter's dtype, which rounds fp32 moments of bf16 weights."""
+def _keep_as_saved(live: dict[str, Any], saved: Mapping[str, Any], parameter: torch.Tensor) -> None:
+    """Undo what ``load_state_dict`` makes of state: it casts it to its parameter's dtype, which rounds fp32
+    moments of bf16 weights, and rebuilds all that can be iterated over, of which texts come out as others."""
     for key, value in saved.items():
-        if isinstance(value, torch.Tensor) and live[key].dtype != value.dtype:
+        if not isinstance(value, torch.Tensor):
+            live[key] = _there(value, parameter.device)
+        elif live[key].dtype != value.dtype:
             live[key] = value.to(parameter.device)
+
+
+def _there(value: Any, device: torch.device) -> Any:
+    """With the tensors in it on that device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if type(value) is dict:
+        return {key: _there(one, device) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_there(one, device) for one in value)
+    return value
 
 
 def _warnings(

@@ -7,7 +7,6 @@ stored as the plain one that equals it, or refused, with its key and what to do.
 
 from __future__ import annotations
 
-import functools
 import io
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from resumable_training.checkpoint.errors import NotPlain, Unstorable
-from resumable_training.checkpoint.heads import tensor_of
+from resumable_training.checkpoint.frames import DTYPES
 from resumable_training.checkpoint.values import MOST_NESTED, simple, too_deep
 
 PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})  # hold what they look like
@@ -144,22 +143,9 @@ def _problem_of(part: torch.Tensor) -> str:
         return "is quantized: keep int_repr(), scale and zero point, each by itself"
     if part.layout is not torch.strided:
         return f"is sparse ({part.layout}): keep it dense, or its indices and values, each by itself"
-    if not _is_readable(part.dtype):
+    if str(part.dtype).removeprefix("torch.") not in DTYPES:
         return f"is of type {part.dtype}, which can't be read back: keep it as bytes (torch.uint8)"
     return ""
-
-
-@functools.cache
-def _is_readable(dtype: torch.dtype) -> bool:
-    """Whether what torch writes of such a tensor can be read without running it."""
-    buffer = io.BytesIO()
-    try:
-        there = torch.empty(2, dtype=dtype)
-        torch.save(there, buffer)
-        there.copy_(tensor_of(bytearray(buffer.getvalue())))
-    except (RuntimeError, ValueError, KeyError, TypeError):
-        return False
-    return True
 
 
 def as_it_reads(value: Any) -> Any:

@@ -234,8 +234,16 @@ def _never_stepped(optimizer: Optimizer) -> Iterator[None]:
 
 
 def flat_modules(state: TrainingState) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
-    """Live values of all tracked modules under the checkpoint's keys, and each key's path."""
-    flat, paths = flatten_state_dict({name: get_model_state_dict(m) for name, m in state.modules.items()})
+    """Live values of all tracked modules under the checkpoint's keys, and each key's path.
+
+    Raises:
+        NotPlain, Unstorable: as a save would.
+    """
+    entries = {
+        name: {key: plain_of(value, f"{name}.{key}") for key, value in get_model_state_dict(module).items()}
+        for name, module in state.modules.items()
+    }
+    flat, paths = flatten_state_dict(entries)
     return dict(flat), dict(paths)
 
 
