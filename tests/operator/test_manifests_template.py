@@ -77,7 +77,11 @@ def test_refused_pods(template_spec: dict[str, Any], field: str, says: str) -> N
         ({"env": [{"name": "RESUMABLE_JOB", "value": "x"}]}, f"{WORKER}.env[0].name", "RESUMABLE_JOB"),
         ({"env": [{"name": "A"}, {"name": "WORLD_SIZE"}]}, f"{WORKER}.env[1].name", "WORLD_SIZE"),
         ({"env": [{"name": "RESUMABLE_TYPO", "value": "x"}]}, f"{WORKER}.env[0].name", "RESUMABLE_TYPO"),
-        ({"resources": {"limits": 3}}, "spec.template", r"containers\[0\].resources.limits must be a mapping"),
+        (
+            {"resources": {"limits": 3}},
+            "spec.template",
+            r"containers\[0\].resources.limits must be a mapping",
+        ),
         ({"securityContext": {"capabilities": []}}, f"{WORKER}.securityContext.capabilities", "mapping"),
     ],
 )
