@@ -14,6 +14,7 @@ from resumable_operator.cli.opening import checkpoints_at
 from resumable_operator.cli.output import make_console
 from resumable_operator.cli.place import Place, PlacedCommand
 from resumable_operator.cli.source import Pruned
+from resumable_operator.cli.store_source import require_store
 from resumable_operator.cli.units import byte_size
 from resumable_operator.words import counted
 from resumable_training.checkpoint.prune import LEFTOVER_SECONDS
@@ -63,6 +64,7 @@ def prune_command(
     while the job runs: a save in progress is always newer than what may go.
     """
     with checkpoints_at(directory, place, image, time_limit) as store:
+        require_store(store)
         if not as_json:
             click.echo(working_on(store.title))
         done = store.prune(keep, act, keep_every_steps, protect)

@@ -28,7 +28,7 @@ from resumable_operator.cli.opening import checkpoints_at
 from resumable_operator.cli.place import Place, PlacedCommand
 from resumable_operator.cli.rundir import RunDir, is_run
 from resumable_operator.cli.source import Listing
-from resumable_operator.cli.store_source import Opened, StoreSource, naming_next_older
+from resumable_operator.cli.store_source import Opened, StoreSource, naming_next_older, require_store
 from resumable_operator.errors import ClusterRefused, RetryableError
 from resumable_operator.words import counted
 from resumable_training.checkpoint import rollback
@@ -92,6 +92,7 @@ def rollback_command(
     with checkpoints_at(directory, place, image, time_limit) as store:
         if isinstance(store, StoreSource):
             owner = _owner(store, directory, which, suspend, yes)
+            require_store(store)
             if not as_json:
                 click.echo(working_on(store.title))
             done = store.roll_back(which) if owner is None else _stop_first(store, directory, which, owner)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from resumable_operator.cli.exitcodes import DamagedFound, UsageProblem
 from resumable_operator.cli.lines import listed
 from resumable_operator.cli.progress import bytes_bar
-from resumable_operator.cli.source import Checked, Held, Listing, Pruned
+from resumable_operator.cli.source import Checked, CheckpointSource, Held, Listing, Pruned
 from resumable_operator.errors import RetryableError
 from resumable_training.checkpoint import pins, prune
 from resumable_training.checkpoint.audit import Target, audit
@@ -158,6 +158,13 @@ class StoreSource(ABC):
                     f"{self.title} is one checkpoint: give what holds it, {found.store.location}"
                 )
             yield found.store
+
+
+def require_store(source: CheckpointSource) -> None:
+    """Raises UsageProblem where there is none, before anybody is told that something is done to it."""
+    if isinstance(source, StoreSource):
+        with source.whole():
+            return
 
 
 def _pinned_name(found: Sequence[pins.PinFile], which: str) -> str | None:
