@@ -37,7 +37,7 @@ def test_resume_from_is_obeyed_once(job: Job) -> None:
 def test_resume_from_another_store(job: Job, tmp_path: Path) -> None:
     """A path into another job's store is verified in full and brings step and position along."""
     other = Job(tmp_path / "other", job="local/other")
-    start(other, 1, 70)
+    start(other, 1, 60, 70)
     path = str(other.root / "step-00000070.1")
     state = make_state()
     report = job.engine(1, resume_from=path).restore(state)
@@ -48,8 +48,12 @@ def test_resume_from_another_store(job: Job, tmp_path: Path) -> None:
     assert job.engine(2, resume_from=path).restore(make_state()).checkpoint == path  # type: ignore[union-attr]
     flip(other.root / "step-00000070.1" / "__0_0.distcp")
     fresh = Job(tmp_path / "fresh")
-    with pytest.raises(NoResumePoint, match="resumeFrom"):
+    older = other.root / "step-00000060.1"
+    with pytest.raises(NoResumePoint, match=rf"resumeFrom: .* The next older one is {older}$"):
         fresh.engine(1, resume_from=path).restore(make_state())
+    flip(older / "__0_0.distcp")
+    with pytest.raises(NoResumePoint, match=r"resumeFrom: (?!.*next older)"):
+        fresh.engine(1, resume_from=str(older)).restore(make_state())
 
 
 def foreign_checkpoint(path: Path, **extra: Any) -> TrainingState:

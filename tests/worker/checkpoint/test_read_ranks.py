@@ -94,6 +94,7 @@ def test_damage_that_only_one_rank_reads(tmp_path: Path) -> None:
         2, foreign_programs.late_damage, tmp_path, str(tmp_path / "store")
     ):
         assert error.startswith("NoResumePoint: resumeFrom: step-00000002.1 can't be used: __")
+        assert error.endswith(". The next older one is step-00000001.1")
         assert untouched
         assert (step, same) == (1, True)
 

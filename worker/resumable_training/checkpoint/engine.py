@@ -250,7 +250,9 @@ class CheckpointEngine:
         if verdict.outcome != DAMAGED:
             raise StorageUnavailable(f"{choice.name}: cannot tell whether it is whole: {verdict.reason}")
         if choice.kind == resume.DELIBERATE:
-            raise NoResumePoint(f"resumeFrom: {choice.name} can't be used: {verdict.reason}")
+            raise NoResumePoint(
+                f"resumeFrom: {choice.name} can't be used: {verdict.reason}{self._lineage.older_than(choice)}"
+            )
         self._say(f"{choice.name} is damaged ({verdict.reason}): falling back to the next older checkpoint")
         fallback.append(Fallback(choice.name, verdict.reason))
         raise _ChooseAgain

@@ -106,6 +106,19 @@ class Lineage:
             return Source(self._store, name, name)
         return Source(store, name, f"{store.location}/{name}", foreign=True)
 
+    def older_than(self, choice: Choice) -> str:
+        """For people: what can be wished for instead of a damaged one; empty if nothing is known."""
+        source = self.source(choice)
+        try:
+            points = survey(source.store).resume_points
+        except CheckpointError:  # the damage is worth more than this
+            return ""
+        older = points[points.index(source.name) + 1 :] if source.name in points else []
+        if not older:
+            return ""
+        ours = source.store is self._store
+        return f". The next older one is {older[0] if ours else f'{source.store.location}/{older[0]}'}"
+
     def hold(self, source: Source) -> None:
         """Ask retention of an attempt that still runs to leave the checkpoint alone while it is read."""
         held = documents.Pin(source.name, self._job, time.time() + _PIN_SECONDS)
