@@ -6,6 +6,7 @@ a peer went away is a consequence, never the cause, unless nothing else was seen
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from resumable_operator.decide.budget import BudgetClass, budget_class
@@ -30,6 +31,7 @@ _CODE_CAUSE = {
     exitcodes.STORAGE: "unknown",
     exitcodes.START_TIMEOUT: "unknown",
 }
+_OWN_ERROR = re.compile(r"resumable_training\.[\w.]+: (.+)")
 _OUT_OF_MEMORY = (
     "OutOfMemoryError",
     "CUDA out of memory",
@@ -160,10 +162,16 @@ def of_rank_exit(exit_: RankExit, worker: str, at: float) -> Evidence | None:
         worker=worker,
         rank=exit_.rank,
         code=exit_.code,
-        message=f"rank {exit_.rank} on {worker}: {exitcodes.describe_exit(exit_.code)}{early}",
+        message=f"rank {exit_.rank} on {worker}: {exitcodes.describe_exit(exit_.code)}{early}{_words(exit_)}",
         tail=_short(exit_.tail),
         primary=not (exit_.peer_suspect or exit_.code == exitcodes.PEER_LOST),
     )
+
+
+def _words(exit_: RankExit) -> str:
+    """What the library itself said of the store, at the end of a traceback that may be on no screen."""
+    told = [match[1] for line in exit_.tail if (match := _OWN_ERROR.match(line))]
+    return f": {told[-1][:TAIL_CHARACTERS]}" if told and exit_.code == exitcodes.STORAGE else ""
 
 
 def of_leaving(exit_: RankExit, worker: str, at: float) -> Evidence:

@@ -118,6 +118,31 @@ def test_rank_exit(exit_: RankExit, cause: str, primary: bool) -> None:
     assert "rank 1 on w-0-1" in witness.message
 
 
+STORE_ERROR = "resumable_training.checkpoint.errors.StorageUnavailable: /c has no store.json, and so on"
+
+
+@pytest.mark.parametrize(
+    ("code", "tail", "told"),
+    [
+        (
+            exitcodes.STORAGE,
+            ("Traceback ...", STORE_ERROR, "[W] a word of torch"),
+            ": /c has no store.json, ",
+        ),
+        (exitcodes.STORAGE, ("OSError: an error of the script",), None),
+        (1, (STORE_ERROR,), None),
+    ],
+)
+def test_why_the_store_could_not_be_used_is_told(code: int, tail: tuple[str, ...], told: str | None) -> None:
+    """Live, in events and in conditions: the traceback that says it may be on no screen."""
+    witness = of_rank_exit(RankExit(1, code, own=True, early=True, tail=tail), "w-0-1", 5.0)
+    assert witness is not None
+    if told is None:
+        assert witness.message.endswith("before its first step")
+    else:
+        assert f"before its first step{told}" in witness.message
+
+
 @pytest.mark.parametrize("exit_", [RankExit(0, 0, True), RankExit(0, 80, True), RankExit(0, -9, False)])
 def test_no_witness(exit_: RankExit) -> None:
     """Success, a drain and the agent's own kill are no failures."""
