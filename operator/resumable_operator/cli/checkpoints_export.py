@@ -226,7 +226,7 @@ def _plan(content: Content, names: Names, dtype: str | None, most: int | None, o
 def _require_space(out: Path, needed: int) -> None:
     parent = out.absolute().parent
     if not parent.is_dir():
-        raise UsageProblem(f"{parent}: no such directory")
+        raise UsageProblem(f"{parent}: no such directory; --parents makes it")
     free = shutil.disk_usage(parent).free
     if free < needed:
         raise UsageProblem(f"{parent} has {byte_size(free)} free, and the export takes {byte_size(needed)}")

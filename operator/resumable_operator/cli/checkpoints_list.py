@@ -16,7 +16,8 @@ from resumable_operator.cli.checkpoints_common import store_options
 from resumable_operator.cli.opening import checkpoints_at
 from resumable_operator.cli.output import make_console, printable
 from resumable_operator.cli.place import Place, PlacedCommand
-from resumable_operator.cli.source import Checked, Listing
+from resumable_operator.cli.source import Checked, CheckpointSource, Listing
+from resumable_operator.cli.store_source import StoreSource
 from resumable_operator.cli.units import byte_size, duration
 from resumable_training.checkpoint.listing import CheckpointInfo
 from resumable_training.checkpoint.verify import DAMAGED, OK
@@ -95,9 +96,25 @@ def verify_command(
 
     with checkpoints_at(directory, place, image, time_limit) as store:
         results = store.verify(step, tell, jobs)
+        passed_over = "" if as_json else _passed_over(store, results)
+    if passed_over:
+        click.echo(passed_over)
     if as_json:
         click.echo(json.dumps([checked.plain() for checked in results], indent=2))
     sys.exit(_exit_code(results))
+
+
+def _passed_over(store: CheckpointSource, results: list[Checked]) -> str:
+    """What a job goes on from, where its next resume point is damaged. Empty: it is not, or nobody looked."""
+    damaged = [checked.name for checked in results if checked.verdict.outcome == DAMAGED]
+    if not damaged or len(results) == 1 or not isinstance(store, StoreSource):
+        return ""
+    points = [info.name for info in store.listing().ours if info.resumable]
+    if not points or points[0] not in damaged:
+        return ""
+    older = next((name for name in points if name not in damaged), None)
+    then = f"resumes {older}" if older else "has none to resume"
+    return f"the next resume point is damaged: the next attempt passes over it, and {then}"
 
 
 def _verdict_line(checked: Checked) -> Text:
@@ -123,6 +140,9 @@ def _print_list(listing: Listing, title: str, console: Console) -> None:
         return
     if listing.ours:
         console.print(_table(listing.ours, console.width))
+        console.print(
+            "By names and sizes: whether the bytes are whole says `checkpoints verify`.", style="dim"
+        )
     for name in listing.others:
         line = Text(f"{printable(name)}  (another program's; `checkpoints verify` checks its structure)")
         if name == listing.offered:

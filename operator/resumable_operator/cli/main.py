@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,16 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = getattr(importlib.import_module(entry.module), entry.attribute)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """What was mistyped is told with what is nearest, as click does for options."""
+        near = get_close_matches(args[0], self.list_commands(ctx))
+        if near and args[0] not in self.list_commands(ctx):
+            meant = " or ".join(f"'{name}'" for name in near)
+            raise click.UsageError(f"No such command '{args[0]}'. Did you mean {meant}?", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

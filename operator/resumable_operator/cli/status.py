@@ -43,10 +43,10 @@ signal, and the last lines of its log. Exits with 0 whatever the job's state.
 def status_command(job: str, as_json: bool, watch: bool, place: Place) -> None:
     """Show what a job is doing and why.
 
-    RUN is a run directory (`rtj run --dir RUN`); with -n, JOB is a job in a cluster. Shows phase, attempt,
-    size, step, loss, newest checkpoint, goodput and its two factors, budgets left, and the last interruption
-    with the first failure that was seen: worker, rank, exit code or signal, and the last lines of its log; of
-    a job in a cluster also its pods. Exits with 0 whatever the job's state.
+    RUN is a run directory (`rtj run --dir RUN`, by default runs/NAME); with -n, JOB is a job in a cluster.
+    Shows phase, attempt, size, step, loss, newest checkpoint, goodput and its two factors, budgets left, and
+    the last interruption with the first failure that was seen: worker, rank, exit code or signal, and the
+    last lines of its log; of a job in a cluster also its pods. Exits with 0 whatever the job's state.
     """
     if as_json and watch:
         raise click.UsageError(

@@ -45,6 +45,24 @@ def test_the_list_says_what_can_be_resumed_from(store, rtj) -> None:
     assert told["step-00000020.1"].endswith("complete")
 
 
+def test_the_list_says_what_it_has_not_looked_at(store, rtj) -> None:
+    """It reads no shards: what is damaged is still marked as the next resume point."""
+    assert (
+        "whether the bytes are whole says `checkpoints verify`"
+        in rtj("checkpoints", "list", store.root).output
+    )
+
+
+def test_a_damaged_resume_point_is_told_with_what_comes_instead(store, rtj) -> None:
+    """By `verify`, which has read the bytes."""
+    flip_a_bit(store.root / checkpoint_name(25, 2))
+    last = rtj("checkpoints", "verify", store.root).output.splitlines()[-1]
+    assert last == (
+        "the next resume point is damaged: the next attempt passes over it, and resumes step-00000020.1"
+    )
+    assert isinstance(json.loads(rtj("checkpoints", "verify", store.root, "--json").output), list)
+
+
 def test_the_list_as_json(store, rtj) -> None:
     """Programs get the same facts by name."""
     told = json.loads(rtj("checkpoints", "list", store.root, "--json").output)
@@ -67,6 +85,7 @@ def test_one_flipped_bit_is_found(store, rtj) -> None:
     flip_a_bit(store.root / checkpoint_name(20, 1))
     result = rtj("checkpoints", "verify", store.root)
     assert result.exit_code == 1
+    assert "the next resume point" not in result.output
     told = lines(result.output)
     assert told["step-00000020.1"].startswith("damaged: __0_0.distcp")
     assert told["step-00000010.1"] == "ok"

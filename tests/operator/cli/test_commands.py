@@ -168,3 +168,18 @@ def test_the_version_is_the_distributions() -> None:
     from importlib.metadata import version
 
     assert CliRunner().invoke(cli, ["--version"]).output == f"rtj, version {version('resumable-training')}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["statu"], "No such command 'statu'. Did you mean 'status'?"),
+        (["repot"], "No such command 'repot'. Did you mean 'report'?"),
+        (["quux"], "No such command 'quux'."),
+    ],
+)
+def test_a_mistyped_command_is_told_with_the_nearest(rtj, words: list[str], told: str) -> None:
+    """As options and directories are."""
+    result = rtj(*words)
+    assert result.exit_code == 2
+    assert result.output.splitlines()[-1] == f"Error: {told}"
