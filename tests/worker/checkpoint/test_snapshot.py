@@ -332,6 +332,76 @@ def test_a_view_that_reads_the_same_memory_in_another_way_is_not_the_live_value(
         assert torch.equal(found["model.weight"], values.tensors["model.weight"])
 
 
+class Hooked(nn.Module):
+    """Its hook leaves the state dict alone, until it does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.register_buffer("seen", torch.zeros(4))
+        self.act: Callable[[dict[str, Any], str], None] = lambda state_dict, prefix: None
+        self.calls = 0
+        self.add_hook()
+
+    def add_hook(self) -> None:
+        def hook(_: nn.Module, state_dict: dict[str, Any], prefix: str, __: Any) -> None:
+            self.calls += 1
+            self.act(state_dict, prefix)
+
+        self.register_state_dict_post_hook(hook)
+
+
+def another_value(state_dict: dict[str, Any], prefix: str) -> None:
+    state_dict[prefix + "seen"] = torch.full((4,), 9.0)
+
+
+def one_key_less(state_dict: dict[str, Any], prefix: str) -> None:
+    del state_dict[prefix + "seen"]
+
+
+@pytest.mark.parametrize("act", [another_value, one_key_less], ids=lambda act: act.__name__)
+def test_a_hook_may_change_its_mind(act: Callable[[dict[str, Any], str], None]) -> None:
+    """What a state dict has at that moment is stored, also where it was the live values before, and after."""
+    model = nn.Sequential(Hooked())
+    state = TrainingState({"model": model}, {})
+    with taken(state) as one:
+        for what in (model[0].act, act, act, model[0].act):
+            model[0].act = what
+            assert same_as_built(one.take(), state)
+
+
+def test_a_hook_that_comes_later_is_asked(running: tuple[TrainingState, Taken, list[None]]) -> None:
+    """Once it is there the state dict is built anew, and from then on its module is asked each time."""
+    state, one, built = running
+    model = state.modules["model"]
+    model.register_state_dict_post_hook(
+        lambda module, found, prefix, _: found.update({prefix + "scalar": torch.tensor(7.0)})
+    )
+    assert same_as_built(one.take(), state)
+    assert same_as_built(one.take(), state)
+    assert len(built) == 2
+
+
+def test_only_those_are_asked_whose_answer_may_change(
+    running: tuple[TrainingState, Taken, list[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No state dict is made of a module that only says what it keeps; torch's own hooks do no more."""
+    _, one, _ = running
+    asked: list[nn.Module] = []
+    real = nn.Module.state_dict
+    hooked = Hooked()
+    with taken(TrainingState({"model": nn.Sequential(hooked)}, {})) as other:
+        monkeypatch.setattr(
+            nn.Module, "state_dict", lambda module, *a, **k: (asked.append(module), real(module, *a, **k))[1]
+        )
+        monkeypatch.setattr(snapshot, "collect", lambda *given: pytest.fail("built"))
+        before = hooked.calls
+        one.take()
+        assert asked == []
+        other.take()
+        assert hooked.calls == before + 1
+
+
 def test_sharded_tensors_that_change(tmp_path: Path) -> None:
     """Of FSDP2: another local tensor, state that was replaced; and another placement, planned anew."""
     found: list[Any] = run_ranks(2, snapshot_programs.sharded_run, tmp_path)

@@ -57,6 +57,22 @@ _HOOKS = (
 )
 
 
+_ANSWERS = ("state_dict", "_save_to_state_dict")
+_ANSWERED_BY = ("_state_dict_hooks", "_state_dict_pre_hooks")
+
+
+def answers_itself(module: nn.Module) -> bool:
+    """Whether a part of it has a method or hook, none of torch's, that may change its ``state_dict()``."""
+    return any(
+        not str(getattr(made, "__module__", "")).startswith("torch.")
+        for part in module.modules()
+        for made in (
+            *(getattr(part, name) for name in _ANSWERS),
+            *(hook for hooks in _ANSWERED_BY for hook in getattr(part, hooks).values()),
+        )
+    )
+
+
 def is_plain(module: nn.Module) -> bool:
     """Whether its state dict is its parameters and buffers, so that to write into these is to load it.
 

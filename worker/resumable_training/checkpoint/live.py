@@ -5,6 +5,8 @@ keeps it: in a module's parameters or buffers, in an optimizer's state or groups
 place is enough, also when another tensor was put there. Anything that does not look as it did (a new layer,
 a new parameter, state that came or went) means that the state dict must be built again; and a value that is
 kept in no such place (a module with a ``state_dict`` of its own) means that it must be built every time.
+A module in whose ``state_dict()`` the script has a hand is asked every time, as its answer may change; that
+is cheap beside the names and the optimizers' state, which take most of the time of a build.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from resumable_training.checkpoint.inventory import answers_itself
 from resumable_training.checkpoint.mismatch import without_wrappers
 from resumable_training.checkpoint.plain import plain_of
 from resumable_training.checkpoint.state import TrainingState
@@ -29,6 +32,7 @@ Look = Callable[[], Any]  # raises KeyError when the place is gone
 
 _KEPT, _CHILDREN = attrgetter("_parameters", "_buffers"), attrgetter("_modules")
 _PARAMETERS = itemgetter("params")
+_HOOKS = attrgetter("_state_dict_hooks", "_state_dict_pre_hooks")
 _KEYS, _VALUES = methodcaller("keys"), methodcaller("values")
 
 
@@ -82,6 +86,10 @@ class _Modules:
         self._hung = _Row(list(map(_CHILDREN, self._parts)))
         self._children = self._hung.of(list(map(_CHILDREN, self._parts)))
         self._kept = _Row(list(chain.from_iterable(map(_KEPT, self._parts))))
+        self._hooks = self._hooks_now()
+
+    def _hooks_now(self) -> list[int]:
+        return list(map(len, chain.from_iterable(map(_HOOKS, self._parts))))
 
     def row(self, state: TrainingState) -> list[Any]:
         """Raises Moved when there are other modules, or other names in them."""
@@ -91,6 +99,8 @@ class _Modules:
             raise Moved("other modules are tracked")
         if not _same(self._hung.of(list(map(_CHILDREN, self._parts))), self._children):
             raise Moved("a module was replaced")
+        if self._hooks_now() != self._hooks:
+            raise Moved("a hook came or went")
         return self._kept.of(list(chain.from_iterable(map(_KEPT, self._parts))))
 
     def places(self, state: TrainingState) -> Iterator[tuple[Path, int]]:
@@ -146,6 +156,29 @@ class _Optimizer:
                 yield from (((self._name, "state", without_wrappers(key), kept), at) for at, kept in here)
 
 
+class _Answers:
+    """What modules say that do not only say what they keep; ``keys``: of the values that are looked for."""
+
+    def __init__(self, state: TrainingState, keys: Sequence[str]) -> None:
+        at = {key: number for number, key in enumerate(keys)}
+        self._asked: list[tuple[str, nn.Module, list[str], list[int | None]]] = []
+        for name, module in state.modules.items():
+            if answers_itself(module):
+                answered = list(module.state_dict())
+                places = [at.get(f"{name}.{without_wrappers(key)}") for key in answered]
+                self._asked.append((name, module, answered, places))
+
+    def require(self, found: Sequence[Any]) -> None:
+        """Raises Moved unless what they say now are the live values that were found."""
+        for name, module, keys, places in self._asked:
+            answer = module.state_dict()
+            if list(answer) != keys:
+                raise Moved("a state_dict() has other keys")
+            for key, place in zip(keys, places, strict=True):
+                if place is not None and not _alike(found[place], answer[key]):
+                    raise Moved(f"{name}.{without_wrappers(key)}")
+
+
 class Finder:
     """The places of one state dict's values: ``keys``, in its order."""
 
@@ -176,6 +209,7 @@ class Finder:
                 places[paths[key]] = length + len(self._looks)
                 self._looks.append(look)
         self._pick = picker([places[paths[key]] for key in self.keys])
+        self._answers = _Answers(state, self.keys)
         for key, value in zip(self.keys, self.find(state), strict=True):
             if not _alike(value, values[key]):
                 raise Moved(key)
@@ -183,7 +217,9 @@ class Finder:
     def find(self, state: TrainingState) -> Sequence[Any]:
         """The live values, in the order of ``keys``. Raises Moved."""
         try:
-            return self._pick(self._row(state))
+            found = self._pick(self._row(state))
+            self._answers.require(found)
+            return found
         except (KeyError, IndexError, AttributeError, TypeError) as error:
             raise Moved(str(error)) from error
 
