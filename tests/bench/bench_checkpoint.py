@@ -379,14 +379,28 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
+def read(arguments: Sequence[str], ways: Sequence[str]) -> tuple[list[Setting], list[Setting], bool]:
+    """As ``settings``, and whether to write the page. Exits with the reason where little can be measured."""
+    options = parser()
+    chosen = options.parse_args(arguments)
+    if unknown := set(chosen.ways or ()) - set(ways):
+        options.error(f"--ways: no {', '.join(sorted(unknown))}; there are: {', '.join(ways)}")
+    if chosen.saves < 2:
+        options.error("--saves: at least 2, since the first one counts for itself")
+    asked, besides = settings(chosen, ways)
+    if not asked and not besides:
+        options.error("nothing would be measured")
+    return asked, besides, chosen.write_docs
+
+
 def main() -> None:
-    chosen = parser().parse_args()
     _CONTEXT.set_forkserver_preload(["torch._dynamo", "torch.distributed.fsdp", "checkpoint_ways"])
     sys.path.insert(0, str(Path(__file__).parent))
     from checkpoint_ways import WAYS
 
+    asked, besides, write_docs = read(sys.argv[1:], [way.name for way in WAYS])
     found: list[list[dict[str, Any]]] = []
-    for part in settings(chosen, [way.name for way in WAYS]):
+    for part in (asked, besides):
         found.append([])
         for setting, ways in part:
             print(checkpoint_table.head(setting), flush=True)
@@ -397,7 +411,7 @@ def main() -> None:
     _RESULTS.parent.mkdir(exist_ok=True)
     missed = checkpoint_table.judge([*results, *large])
     _RESULTS.write_text(json.dumps({"results": [*results, *large], "missed": missed}, indent=1) + "\n")
-    written = [_RESULTS, *([checkpoint_table.write(results, large)] if chosen.write_docs else [])]
+    written = [_RESULTS, *([checkpoint_table.write(results, large)] if write_docs else [])]
     print("\n".join(["", *(missed or ["All aims are met."]), *(f"Written to {path}" for path in written)]))
 
 

@@ -12,7 +12,6 @@ import argparse
 import itertools
 import json
 import os
-import platform
 import shutil
 import signal
 import subprocess
@@ -29,8 +28,8 @@ import cluster_cases
 import launch
 import noting_operator
 import recovery_cases as cases
+import recovery_file
 import stages
-import torch
 from cluster_cases import SCENARIOS, Found
 from cluster_run import CLAIM, MOUNT, ClusterRun, Operator
 from recovery_cases import NOTICE_SECONDS, SAVE_EVERY, Leg, Outcome, Scenario
@@ -387,9 +386,8 @@ def _tell(where: str, scenario: Scenario, found: Found) -> None:
 def write_results(results: dict[str, list[Found]], directory: Path) -> Path:
     """All runs and what they ran on, as JSON."""
     directory.mkdir(parents=True, exist_ok=True)
-    machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
     plain = {
-        "machine": machine,
+        "machine": recovery_file.machine(),
         "aims": [str(aim) for aim in cluster_cases.aims(results)],
         "runs": {name: [asdict(one) for one in found] for name, found in results.items()},
     }
@@ -406,10 +404,14 @@ def main() -> None:
     parser.add_argument("--scenario", nargs="+", choices=names, default=names, help="only these")
     parser.add_argument("--output", type=Path, default=RESULTS, help="directory for the JSON")
     options = parser.parse_args()
+    if options.runs < 1:
+        parser.error("--runs: nothing would be measured")
     if "dead" in options.scenario and shutil.which("ip") is None:
         parser.error("a machine that falls silent needs the program ip (iproute2)")
     wanted = [scenario for scenario in SCENARIOS if scenario.name in options.scenario]
     results = run_all(wanted, min(options.runs, QUICK_RUNS) if options.quick else options.runs)
+    if not any(results.values()):
+        raise SystemExit("nothing was measured: no file is written")
     lines = [*cluster_cases.tables(results), "", "Aims:"]
     lines += [f"  {aim}" for aim in cluster_cases.aims(results)]
     print("\n".join(lines))

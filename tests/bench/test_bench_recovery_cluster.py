@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import bench_recovery_cluster
 import pytest
 from stages import STAGES
 
@@ -32,3 +33,19 @@ def test_a_tiny_run_measures_everything(tmp_path: Path) -> None:
     assert run["api_writes"] >= 1
     assert 0 < run["api_seconds"] < outcome["seconds"]
     assert "Aims:" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"), [("0", "nothing would be measured"), ("1", "nothing was measured")]
+)
+def test_nothing_is_written_where_nothing_was_measured(
+    runs: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No runs are asked for, or all are broken: what had been measured before stays."""
+    command = ["bench_recovery_cluster.py", "--runs", runs, "--scenario", "rank", "--output", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", command)
+    monkeypatch.setattr(bench_recovery_cluster, "run_all", lambda *_: {"rank": []})
+    with pytest.raises(SystemExit) as ended:
+        bench_recovery_cluster.main()
+    assert said in f"{ended.value} {capsys.readouterr().err}"
+    assert not list(tmp_path.iterdir())

@@ -96,6 +96,22 @@ def test_what_a_run_measures(asked: str, small: int, large: list[tuple[str, int]
     assert {one["megabytes"] for one, _ in second} <= {768}
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("--ways resumabel", "no resumabel; there are: torch.save, "),
+        ("--ranks --also-megabytes 0", "nothing would be measured"),
+        ("--ranks --ways torch.save", "nothing would be measured"),
+        ("--saves 1", "at least 2"),
+    ],
+)
+def test_what_measures_nothing_is_refused(asked: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It would replace what was measured by nothing, and say that all aims are met."""
+    with pytest.raises(SystemExit):
+        bench_checkpoint.read(asked.split(), ["torch.save", checkpoint_table.OURS])
+    assert said in capsys.readouterr().err
+
+
 def test_a_way_is_compared_with_its_own_size() -> None:
     """Not with what the other of two states took."""
     large = {"megabytes": 768, "durable_ms": 600.0}
