@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from resumable_training.checkpoint.inventory import Inventory
 from resumable_training.checkpoint.mismatch import Shape
+from resumable_training.checkpoint.plain import is_usual
 from resumable_training.checkpoint.state import TrainingState
 
 _NAMES = ("params", "param_names")
@@ -128,7 +129,7 @@ def apply(
     current = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict(
         {
-            "state": {index[key]: value for key, value in by_parameter.items()},
+            "state": {index[key]: _that_can_be_cast(value) for key, value in by_parameter.items()},
             "param_groups": [_merge(now, groups[m]) for now, m in zip(current, matched, strict=True)],
         }
     )
@@ -164,13 +165,21 @@ def _overruled(name: str, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, 
     return [f"{name} goes on as saved, with {', '.join(sorted(found))}: to change it, set it after run.track"]
 
 
+def _that_can_be_cast(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in values.items()
+        if not isinstance(value, torch.Tensor) or is_usual(value.dtype)
+    }
+
+
 def _keep_as_saved(live: dict[str, Any], saved: Mapping[str, Any], parameter: torch.Tensor) -> None:
     """Undo what ``load_state_dict`` makes of state: it casts it to its parameter's dtype, which rounds fp32
     moments of bf16 weights, and rebuilds all that can be iterated over, of which texts come out as others."""
     for key, value in saved.items():
         if not isinstance(value, torch.Tensor):
             live[key] = _there(value, parameter.device)
-        elif live[key].dtype != value.dtype:
+        elif key not in live or live[key].dtype != value.dtype:
             live[key] = value.to(parameter.device)
 
 

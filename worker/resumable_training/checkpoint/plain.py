@@ -7,6 +7,7 @@ stored as the plain one that equals it, or refused, with its key and what to do.
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from resumable_training.checkpoint.errors import NotPlain, Unstorable
 from resumable_training.checkpoint.frames import DTYPES
+from resumable_training.checkpoint.heads import tensor_of
 from resumable_training.checkpoint.values import MOST_NESTED, simple, too_deep
 
 PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})  # hold what they look like
@@ -143,9 +145,29 @@ def _problem_of(part: torch.Tensor) -> str:
         return "is quantized: keep int_repr(), scale and zero point, each by itself"
     if part.layout is not torch.strided:
         return f"is sparse ({part.layout}): keep it dense, or its indices and values, each by itself"
-    if str(part.dtype).removeprefix("torch.") not in DTYPES:
+    if not _is_readable(part.dtype):
         return f"is of type {part.dtype}, which can't be read back: keep it as bytes (torch.uint8)"
     return ""
+
+
+@functools.cache
+def _is_readable(dtype: torch.dtype) -> bool:
+    """Whether it can be stored, by us or by DCP, and what was written can be read without running it."""
+    if is_usual(dtype) or not dtype.is_floating_point:
+        return is_usual(dtype)
+    buffer = io.BytesIO()
+    try:
+        there = torch.empty(2, dtype=dtype)
+        torch.save(there, buffer)
+        there.copy_(tensor_of(bytearray(buffer.getvalue())))
+    except (RuntimeError, ValueError, KeyError, TypeError):
+        return False
+    return True
+
+
+def is_usual(dtype: torch.dtype) -> bool:
+    """Others (float4) torch can store, and not do much else with: not even cast them."""
+    return str(dtype).removeprefix("torch.") in DTYPES
 
 
 def as_it_reads(value: Any) -> Any:

@@ -22,6 +22,7 @@ from resumable_training.checkpoint import shards, slices
 from resumable_training.checkpoint.accord import Agreed, Look, Mesh, Stock
 from resumable_training.checkpoint.boxes import Box
 from resumable_training.checkpoint.cargo import Item
+from resumable_training.checkpoint.frames import DTYPES
 from resumable_training.checkpoint.live import local, picker
 from resumable_training.checkpoint.marking import Path
 from resumable_training.checkpoint.plain import PLAIN_TENSORS, require_tensor
@@ -118,7 +119,7 @@ def make_plan(
 
     Raises:
         Unstorable: a tensor of a kind that no resume could bring back.
-        Unsupported: one that is placed in a way which only DCP itself knows how to store.
+        Unsupported: one of a type, or placed in a way, that only DCP itself knows how to store.
     """
     for key, tensor in tensors.items():
         _check(key, tensor)
@@ -177,6 +178,8 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 def _check(key: str, tensor: torch.Tensor) -> None:
     require_tensor(tensor, key)
+    if str(tensor.dtype).removeprefix("torch.") not in DTYPES:
+        raise Unsupported(f"{key} is of type {tensor.dtype}")
     if isinstance(tensor, DTensor) and any(type(one) not in (Shard, Replicate) for one in tensor.placements):
         raise Unsupported(f"{key} is placed as {tensor.placements}")
 
