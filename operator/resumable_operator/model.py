@@ -158,6 +158,7 @@ class AttemptStatus(StatusModel):
     rank0_returned_at: Time | None = None  # rank 0 returned 0
     left: Evidence | None = None  # the first rank that left the others unasked, as a witness against itself
     asked: bool = False  # to drain, by the operator or by an agent of its own accord
+    storing: bool = False  # what its dead ranks had copied may yet become a checkpoint
     not_begun: bool = False  # the drain ended a rank before it had done a step: none can have done one
     last_progress_at: Time | None = None  # newest report of a rank
     slowest_worker: str = ""  # the one with the slowest rank lately

@@ -16,6 +16,7 @@ from resumable_operator.decide.success import excused, has_succeeded
 from resumable_operator.decide.terminal import fail, succeed
 from resumable_operator.decide.views import ended, heard_state
 from resumable_operator.decide.why_lost import why_may_come
+from resumable_operator.decide.workers import ENDINGS_THAT_STOP
 from resumable_operator.model import Interruption
 from resumable_operator.words import counted
 from resumable_training.contract import events, exitcodes
@@ -72,6 +73,8 @@ def step(draft: Draft) -> None:
         waits.append(since + LAST_REPORT_SECONDS)
     if attempt.drain_cause is None and not any(item.primary for item in attempt.evidence):
         waits.append(since + TOGETHER_SECONDS)
+    if attempt.storing and attempt.drain_cause in ENDINGS_THAT_STOP:
+        waits.append(since + LAST_REPORT_SECONDS)  # who stopped the job is to know what was kept
     why_until = why_may_come(draft)
     if why_until is not None:
         waits.append(why_until)

@@ -21,6 +21,7 @@ from resumable_operator.model import CheckpointStatus, Evidence
 from resumable_training.contract import events, exitcodes, formulas
 from resumable_training.contract.codec import ContractError, from_plain
 from resumable_training.contract.events import Event, ProgressReport, RankExit
+from resumable_training.contract.manifest import parse_checkpoint_name
 
 _LARGEST = 2**53  # of whole numbers that every JSON reader keeps exactly
 _FALLBACKS: Any = tuple[dict[str, Any], ...]
@@ -209,13 +210,38 @@ def _restored(draft: Draft, timed: TimedEvent) -> None:
     if wanted is not None and wanted != draft.status.resumed_from:
         draft.set(resumed_from=wanted)
         draft.reserve()
+    else:
+        _note_found(draft, timed)
     for passed_over in from_plain(_FALLBACKS, data.get("fallback") or [], "fallback"):
         why = f"{passed_over.get('checkpoint')} was not resumed: {passed_over.get('why')}"
         draft.tell("Warning", "CheckpointRefused", why)
 
 
+def _note_found(draft: Draft, timed: TimedEvent) -> None:
+    """It resumed from a checkpoint beyond the newest that was told: that one landed when nobody was there to
+    tell. It is progress as any other, and costs what the one before did."""
+    data, before = timed.event.data, draft.status.checkpoint
+    name, samples = str(data.get("checkpoint") or ""), _count(data, "samples")
+    if parse_checkpoint_name(name) is None or (before is not None and samples <= before.samples):
+        return  # none, or one of another store, or one that was told
+    found = CheckpointStatus(name=name, step=_count(data, "step"), samples=samples, at=timed.at)
+    if before is not None:
+        costs = before.model_dump(exclude={"name", "step", "samples", "at"})
+        found = found.model_copy(update=costs)
+    draft.set(
+        checkpoint=found,
+        budgets=give_back(draft.status.budgets),
+        ledger=ledger.commit(draft.status.ledger),
+    )
+    draft.reserve()
+
+
 def _checkpoint(draft: Draft, timed: TimedEvent) -> None:
-    data = timed.event.data
+    """A rank's word, or its agent's when it landed after the rank's death: that one knows no costs."""
+    data, before = timed.event.data, draft.status.checkpoint
+    if before is not None and "blocking_ms" not in data:
+        told = ("blocking_ms", "interval_seconds", "interval_bound")
+        data = {**{name: getattr(before, name) for name in told}, **data}
     made = CheckpointStatus(
         name=str(data.get("checkpoint", "")),
         step=_count(data, "step"),
@@ -227,10 +253,11 @@ def _checkpoint(draft: Draft, timed: TimedEvent) -> None:
         interval_seconds=_seconds(data, "interval_seconds"),
         interval_bound=bound if (bound := data.get("interval_bound")) in _BOUNDS else "",
     )
-    before = draft.status.checkpoint
     if before is None or made.samples > before.samples:
         draft.set(budgets=give_back(draft.status.budgets), ledger=ledger.commit(draft.status.ledger))
     draft.set(checkpoint=made)
+    if draft.attempt.storing:
+        draft.set_attempt(storing=False)
     draft.reserve()
 
 
@@ -303,6 +330,8 @@ def _attempt_ended(draft: Draft, timed: TimedEvent) -> None:
     if outcome not in events.OUTCOMES:
         raise ContractError(f"outcome must be one of {events.OUTCOMES}, not {str(outcome)[:80]}")
     note_outcomes(draft, {timed.worker: str(outcome)})
+    if timed.event.data.get("storing") is True:
+        draft.set_attempt(storing=True)
 
 
 def note_outcomes(draft: Draft, found: dict[str, str]) -> None:

@@ -33,7 +33,7 @@ STUCK_SECONDS = 60.0  # a deletion that takes longer is forced when the node can
 ASK_SECONDS = 30.0  # then its agent, if it is heard, is asked to end by itself
 UNSEEN_NODE_SECONDS = 300.0  # beyond the grace, when the node can't be looked at
 MOST_CREATED = 500  # in one pass: of more, each that comes into being leads to the next pass
-_ENDINGS_THAT_STOP = ("suspend", "deadline")
+ENDINGS_THAT_STOP = ("suspend", "deadline")
 _FIRST_DELAY_SECONDS = 1.0
 _LONGEST_DELAY_SECONDS = 60.0
 
@@ -72,7 +72,7 @@ def apply_template(draft: Draft) -> None:
 
 
 def _wants_none(draft: Draft) -> bool:
-    leaving = draft.alive and draft.attempt.drain_cause in _ENDINGS_THAT_STOP
+    leaving = draft.alive and draft.attempt.drain_cause in ENDINGS_THAT_STOP
     return draft.observation.job.deleting or draft.spec.suspend or draft.finished or leaving
 
 

@@ -316,3 +316,60 @@ def test_a_rank_that_returns_0_beside_a_real_failure_is_not() -> None:
     verdict = judge(fold(found).status.attempt, committed=False, trained=True)
     assert verdict.evidence is not None
     assert (verdict.evidence.rank, verdict.evidence.code) == (1, 1)
+
+
+def _found(step: int, name: str = "step-00000020.1") -> TimedEvent:
+    return event(events.RESTORED, 1, 112.0, step=step, samples=8 * step, checkpoint=name)
+
+
+@pytest.mark.parametrize(
+    ("known", "found", "newest"),
+    [
+        (10, _found(20), "step-00000020.1"),  # it landed when nobody was there to tell
+        (None, _found(20), "step-00000020.1"),  # nor of any before
+        (20, _found(20), "known"),
+        (30, _found(20), "known"),  # a later one was damaged, say
+        (10, _found(20, "/elsewhere/step-00000020.1"), "known"),
+        (None, _found(0, ""), None),
+    ],
+)
+def test_what_is_resumed_is_there(known: int | None, found: TimedEvent, newest: str | None) -> None:
+    """A resume point beyond the newest checkpoint that was told becomes that, and is progress like any."""
+    made = (
+        None
+        if known is None
+        else CheckpointStatus(name="known", step=known, samples=8 * known, at=90.0, durable_ms=7)
+    )
+    spent = BudgetStatus(user_error=(99.0,), without_progress=1)
+    folded = fold([found], BASE.model_copy(update={"checkpoint": made, "budgets": spent})).status
+    assert (folded.checkpoint.name if folded.checkpoint else None) == newest
+    gets_on = newest not in ("known", None)
+    assert folded.budgets == (BudgetStatus() if gets_on else spent)
+    if gets_on and made is not None and folded.checkpoint is not None:
+        assert (folded.checkpoint.step, folded.checkpoint.durable_ms) == (20, 7)
+
+
+def test_a_resume_point_chosen_by_hand_is_no_progress() -> None:
+    """Whatever it holds, this job has not made it."""
+    spec = {"workers": {"replicas": 1}, "checkpoint": {"resumeFrom": "step-00000020.1"}}
+    assert fold([_found(20)], spec=spec).status.checkpoint is None
+
+
+def test_an_agent_tells_of_what_landed_without_its_rank() -> None:
+    """After the attempt's end, too; what it can't know stays as the save before had it."""
+    made = CheckpointStatus(
+        name="step-00000010.1",
+        step=10,
+        samples=80,
+        at=90.0,
+        blocking_ms=5,
+        durable_ms=7,
+        interval_seconds=9.0,
+    )
+    ended = BASE.attempt.model_copy(update={"state": "ended"})
+    told = {"step": 20, "samples": 160, "checkpoint": "step-00000020.1", "bytes": 3, "durable_ms": 11}
+    status = BASE.model_copy(update={"checkpoint": made, "attempt": ended})
+    folded = fold([event(events.CHECKPOINT, 1, **told)], status).status.checkpoint
+    assert folded is not None
+    assert (folded.name, folded.samples, folded.durable_ms) == ("step-00000020.1", 160, 11)
+    assert (folded.blocking_ms, folded.interval_seconds) == (5, 9.0)

@@ -11,6 +11,7 @@ from resumable_operator.cli import exitcodes
 from resumable_operator.decide.conditions import condition
 from resumable_operator.decide.kept import suspended_text, unsaved
 from resumable_operator.model import AttemptStatus, CheckpointStatus, Interruption, JobStatus
+from resumable_training.contract import events
 
 CRASH = Interruption(attempt=2, cause="unknown", message="rank 0 exited with code 85\nand more", at=30.0)
 DRAIN = Interruption(attempt=2, cause="suspend", planned=True, message="spec.suspend is set", at=30.0)
@@ -124,3 +125,27 @@ def test_an_attempt_that_had_not_begun_lost_nothing() -> None:
     status = world.job.status
     assert (status.phase, status.attempt.restored) == ("Suspended", False)
     assert unsaved(status) == ""
+
+
+@pytest.mark.parametrize("lands", [True, False])
+def test_what_its_dead_ranks_had_copied_is_waited_for(lands: bool) -> None:
+    """A rank dies in a drain that stops the job: its copy may still land, and then nothing was lost."""
+    world = World({"workers": {"replicas": 1}}, capacity=1, steps=10**6, save_every=10**6)
+    world.run(3.0)
+    world.write(world.step().status)
+    (agent,) = world.agents.values()
+    done = world.job.status.step
+    assert done > 0
+    world.change_spec(suspend=True)
+    world.step()
+    world._rank_exit(agent, -9)
+    agent.state, agent.outcome = "ended", events.FAILED
+    world._log(agent, events.ATTEMPT_ENDED, {"outcome": events.FAILED, "storing": True})
+    world.run(1.0)
+    assert world.job.status.attempt.state == "ending"
+    if lands:
+        told = {"step": done, "samples": done * 8, "checkpoint": "step-00000099.1"}
+        world._log(agent, events.CHECKPOINT, told)
+    world.run(1.0 if lands else 6.0, until="Suspended")
+    assert world.job.status.phase == "Suspended"
+    assert (f"to {done} are in no checkpoint" in unsaved(world.job.status)) is not lands

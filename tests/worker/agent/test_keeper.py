@@ -28,7 +28,9 @@ class Home:
         self.rank = rank
         self.let_go: list[int] = []
         self.said: list[str] = []
+        self.landed: list[tuple[int, int]] = []  # attempt, samples
         self.keeper = Keeper(str(Path(directory, "k")), self.let_go.append, self.said.append)
+        self.keeper.on_landed = lambda attempt, told: self.landed.append((attempt, told["samples"]))
 
     def begin(self, attempt: int = 1) -> None:
         self.keeper.begin(attempt, lambda: {0: self.rank.pid})
@@ -267,3 +269,32 @@ async def test_memory_is_found_and_taken(home: Home) -> None:
     assert await following.hear() == {"kind": keeping.TAKEN, "bytes": -1}
     for descriptor in following.inbox.descriptors:
         os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("before", "ok", "more", "told"),
+    [
+        (False, True, {"samples": 80}, [(1, 80)]),  # after its rank's death
+        (True, True, {"samples": 80}, [(1, 80)]),  # just before it
+        (False, False, {"samples": 80}, []),
+        (False, True, {}, []),  # of a library that does not tell how much is in it
+    ],
+)
+async def test_what_landed_without_its_rank_is_told(
+    home: Home, before: bool, ok: bool, more: dict[str, int], told: list[tuple[int, int]]
+) -> None:
+    """At once, for the attempt that is over: perhaps none follows that could."""
+    client = await writer(home)
+    takes_off(client, **more)
+    await eventually(lambda: home.keeper._arenas.find(NAME))
+    assert home.keeper.stores(1)
+    if not before:
+        home.end()
+    client.say(keeping.LANDED, checkpoint=NAME, ok=ok, message="", bytes=70, seconds=0.5)
+    await eventually(lambda: home.keeper._untold or home.keeper._outcomes)
+    assert home.landed == ([] if before else told)
+    if before:
+        home.end()
+    assert home.landed == told
+    client.socket.close()
+    await eventually(lambda: not home.keeper.stores(1))

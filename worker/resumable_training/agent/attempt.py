@@ -151,7 +151,8 @@ class Attempt:
                 await self._tell_exit(rank)
         await self._clean_up()
         self.outcome = self._pending or self._peaceful_outcome()
-        self._emit(events.ATTEMPT_ENDED, {"outcome": self.outcome})
+        storing = self._context.keeper.stores(self.number)
+        self._emit(events.ATTEMPT_ENDED, {"outcome": self.outcome, "storing": storing})
         self.finished.set()
 
     def _start_ranks(self, prepared: Sequence[PreparedRank]) -> None:

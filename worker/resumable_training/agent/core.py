@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Coroutine, Optional, Set, Tuple
+from typing import Any, Callable, Coroutine, Dict, Optional, Set, Tuple
 
 from resumable_training.agent import reap
 from resumable_training.agent.accept import MASTER_PORT, Known, Refusal, judge
@@ -59,6 +59,7 @@ class Agent:
         self._metrics = WorkerMetrics(spec.job)
         self._server = Server(self, gate, self.log, spec.worker)
         self._context = context(self)
+        self._context.keeper.on_landed = self._on_landed
         self._attempt: Optional[Attempt] = None
         self._digest = ""
         self._unfit = False
@@ -403,6 +404,12 @@ class Agent:
         self._metrics.fold(kind, attempt, event.data)
         if kind not in (events.PROGRESS, events.STACKS):
             self._say("attempt %d: %s %s" % (attempt, kind, event.data))
+
+    def _on_landed(self, attempt: int, told: Dict[str, Any]) -> None:
+        """A checkpoint whose rank 0 does not live to tell of it."""
+        data = {name: told[name] for name in ("step", "samples", "checkpoint")}
+        data.update(bytes=told["bytes"] or 0, durable_ms=round((told["seconds"] or 0.0) * 1000))
+        self.emit(events.CHECKPOINT, attempt, data)
 
     def warn(self, message: str) -> None:
         self.emit(events.WARNING, self._number(), {"message": message})

@@ -37,7 +37,8 @@ def next_step(drain: Drain, now: float, connected: bool, rank_age: float, not_be
         rank_age: seconds since the ranks were started.
         not_begun: some rank has not connected, and none has done a step.
 
-    Ranks that wait for one which has yet to connect have nothing to save, and need not wait. A young rank may only not have come to connect yet; it is given time, but not more than half the window.
+    Ranks that wait for one which has yet to connect have nothing to save, and need not wait. A young rank may
+    only not have come to connect yet; it is given time, but not more than half the window.
     """
     if now >= drain.deadline:
         return KILL

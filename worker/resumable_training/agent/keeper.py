@@ -77,6 +77,7 @@ class Keeper:
         self._outcomes: Dict[int, List[Message]] = {}  # by attempt
         self._told: Set[int] = set()  # attempts whose outcomes a rank of a later one has heard
         self._untold: Optional[Message] = None  # how rank 0's last save ended, of which it has not spoken
+        self.on_landed: Callable[[int, Message], None] = lambda _attempt, _told: None  # without its rank 0
 
     # what the agent says ------------------------------------------------------------------------------
 
@@ -103,6 +104,10 @@ class Keeper:
         """Writers, which are no leftovers."""
         return [peer.pid for peer in self._writers()]
 
+    def stores(self, attempt: int) -> bool:
+        """Writers of it may still have something to store."""
+        return any(peer.attempt == attempt for peer in self._writers())
+
     def heard(self, step: object) -> None:
         """Rank 0 has told how its save of that step ended."""
         if self._untold is not None and self._untold["step"] == step:
@@ -111,7 +116,7 @@ class Keeper:
     def end(self, attempt: int, sessions: Set[int]) -> Set[int]:
         """All ranks of the attempt are dead. Those of their sessions in which writers still live."""
         if self._untold is not None:
-            self._keep(attempt, self._untold)
+            self._keep(attempt, self._untold, of_rank_0=True)
         mine = [peer for peer in self._writers() if peer.attempt == attempt]
         self._ended[attempt] = _Ended(time.monotonic(), {peer.session for peer in mine} & sessions)
         for peer in mine:
@@ -227,7 +232,8 @@ class Keeper:
         name, step = str(message["checkpoint"]), int(message["step"])
         durable, worth = float(message["durable"]), float(message["worth"])
         self._arenas.describe(peer.slot, name, peer.inbox.descriptors.pop(0))
-        peer.flight = Flight(name, step, time.monotonic(), durable, worth, message.get("held") is True)
+        held, samples = message.get("held") is True, int(message.get("samples", -1))
+        peer.flight = Flight(name, step, time.monotonic(), durable, worth, held, samples)
         if peer.attempt in self._ended:
             self._bound(peer)
 
@@ -243,12 +249,15 @@ class Keeper:
         waited = time.monotonic() - ended.at if ended is not None else 0.0
         told = {name: how.get(name) for name in ("ok", "message", "bytes", "seconds")}
         told.update(checkpoint=flight.checkpoint, step=flight.step, waited=round(waited, 3))
+        told["samples"] = flight.samples
         if ended is not None:
-            self._keep(peer.attempt, told)
+            self._keep(peer.attempt, told, of_rank_0=peer.rank == 0)
         elif peer.rank == 0:
             self._untold = told
 
-    def _keep(self, attempt: int, told: Message) -> None:
+    def _keep(self, attempt: int, told: Message, of_rank_0: bool) -> None:
+        if of_rank_0 and told["ok"] and told["samples"] >= 0:
+            self.on_landed(attempt, told)
         self._outcomes.setdefault(attempt, []).append(told)
         how = "has landed" if told["ok"] else "was given up: %s" % told["message"]
         self._say("%s, in flight when its ranks ended, %s" % (told["checkpoint"], how))

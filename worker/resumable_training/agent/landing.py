@@ -27,6 +27,7 @@ class Flight:
     durable: float  # from copy to commit lately; 0: unknown
     worth: float  # of training, which this checkpoint has more than the one before
     held: bool = False  # a copy between saves
+    samples: int = -1  # done by then; -1: a library that does not tell
 
 
 def patience(flight: Flight, now: float) -> Tuple[float, str]:

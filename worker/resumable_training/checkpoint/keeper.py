@@ -123,7 +123,9 @@ class WriterLink:
     def arena(self, descriptor: int, size: int) -> None:
         self._say(descriptor, kind=keeping.ARENA, bytes=size)
 
-    def flight(self, checkpoint: str, step: int, content: Message, held: Held | None = None) -> None:
+    def flight(
+        self, checkpoint: str, step: int, samples: int, content: Message, held: Held | None = None
+    ) -> None:
         """The copy is complete, and will be stored; ``content``: what lies in the arena."""
         now = time.monotonic()
         self._since = now  # for a copy that was held: what it takes to store it begins here
@@ -138,6 +140,7 @@ class WriterLink:
                 kind=keeping.FLIGHT,
                 checkpoint=checkpoint,
                 step=step,
+                samples=samples,
                 durable=round(durable, 3),
                 worth=round(worth, 3),
                 held=held is not None,

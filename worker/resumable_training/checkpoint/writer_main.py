@@ -141,7 +141,9 @@ class Writer:
         """Store the arena as one checkpoint."""
         self._last_flight = message["flight"]
         if self._keeper is not None:
-            self._keeper.flight(message["name"], message["manifest"]["step"], self._content(message))
+            manifest = message["manifest"]
+            done = manifest["step"], manifest["samples"]
+            self._keeper.flight(message["name"], *done, self._content(message))
         outcome = self._fly(message)
         if self._keeper is not None:
             self._keeper.landed(message["name"], outcome)
@@ -172,8 +174,9 @@ class Writer:
             return
         moment("hold.found")
         self._last_flight = message["flight"]
-        name, step = message["name"], message["manifest"]["step"]
-        keeper.flight(name, step, self._content(message), Held(message["at"], message["durable"]))
+        name, manifest = message["name"], message["manifest"]
+        done, held = (manifest["step"], manifest["samples"]), Held(message["at"], message["durable"])
+        keeper.flight(name, *done, self._content(message), held)
         outcome = self._fly(message, held=True)
         keeper.landed(message["name"], outcome)
         moment("hold.landed")

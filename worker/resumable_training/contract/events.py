@@ -28,7 +28,8 @@ PROGRESS = "progress"  # contract.events.ProgressReport, by the agent of rank 0 
 # rank 0; bytes of all ranks: that were still on the job's workers, that were read from storage
 RESTORED = "restored"
 # {step, samples, checkpoint, bytes, blocking_ms, durable_ms, interval_seconds, interval_steps,
-# interval_bound: fixed, or what bound the interval auto (contract.formulas)} by rank 0
+# interval_bound: fixed, or what bound the interval auto (contract.formulas)} by rank 0; of one that landed
+# when rank 0 was dead by its agent, without rank, blocking_ms and what is known of intervals
 CHECKPOINT = "checkpoint"
 CHECKPOINT_FAILED = "checkpoint_failed"  # {step, message}
 RANK_EXITED = "rank_exited"  # contract.events.RankExit
@@ -36,7 +37,9 @@ HANG = "hang"  # {rank, phase, silent_ms, stopped: bool, limit_ms}
 PEER_UNREACHABLE = "peer_unreachable"  # {worker}: the ring neighbour does not answer
 PEER_REACHABLE = "peer_reachable"  # {worker}
 DRAIN_REQUESTED = "drain_requested"  # {reason, seconds}; reason "sigterm" when the pod is being ended
-ATTEMPT_ENDED = "attempt_ended"  # {outcome: one of OUTCOMES}: all ranks of this worker are reaped
+# {outcome: one of OUTCOMES, storing: what a dead rank had copied may yet become a checkpoint}: all ranks of
+# this worker are reaped
+ATTEMPT_ENDED = "attempt_ended"
 STACKS = "stacks"  # {rank, text}
 WARNING = "warning"  # {message}; by agent or library
 UNFIT = "unfit"  # {rank, pid}: a rank could not be reaped

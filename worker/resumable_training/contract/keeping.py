@@ -12,9 +12,10 @@ RANK = "rank"
 
 # From a writer --------------------------------------------------------------------------------------
 ARENA = "arena"  # {bytes} and a descriptor: the memory that its rank copies into from now on
-# {checkpoint, step, durable, worth, held}, and a descriptor: what lies in the arena, as JSON. The rank's copy
-# is complete. ``durable``: seconds from copy to commit lately, 0 unknown; ``worth``: seconds of training that
-# this checkpoint has more than the one before; ``held``: its storing begins only now, its rank is dead.
+# {checkpoint, step, samples, durable, worth, held}, and a descriptor: what lies in the arena, as JSON. The
+# rank's copy is complete. ``durable``: seconds from copy to commit lately, 0 unknown; ``worth``: seconds of
+# training that this checkpoint has more than the one before; ``held``: its storing begins only now, its rank
+# is dead.
 FLIGHT = "flight"
 LANDED = "landed"  # {checkpoint, ok, message, bytes, seconds}: how it ended
 
