@@ -477,8 +477,8 @@ from pathlib import Path
 from engine_job import Job, make_state, save
 engine = Job(Path({root!r}), host="127.0.0.1").engine(1)
 engine.restore(make_state())
-pid = engine._saver._process.pid
 assert engine._saver._has_writer()
+pid = engine._saver._process.pid
 os.kill(pid, signal.SIGSTOP)
 save(engine, 1)
 print(pid, flush=True)
