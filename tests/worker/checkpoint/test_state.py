@@ -325,6 +325,48 @@ def test_extra_state_of_modules(job: Job) -> None:
     assert fresh.modules["model"][0].count == 5  # type: ignore[index]
 
 
+class Remembering(nn.Linear):
+    """A module whose extra state grows, and changes what it is made of."""
+
+    def __init__(self, seen: Any) -> None:
+        super().__init__(3, 2)
+        self.seen = [seen]
+
+    def get_extra_state(self) -> Any:
+        return self.seen[0]
+
+    def set_extra_state(self, state: Any) -> None:
+        self.seen = [state]
+
+
+@pytest.mark.parametrize(
+    ("saved", "fresh"),
+    [
+        ({"a": 1, "b": {"c": [1, 2]}}, {"a": 0}),
+        ({"a": 1}, {"a": 0, "b": 2}),
+        ({"rows": [torch.ones(2), torch.ones(3)]}, {"rows": [torch.zeros(2)]}),
+        ({"rows": torch.ones(3)}, {"rows": torch.zeros(2)}),
+        ({"rows": torch.ones(3)}, {"rows": None}),
+        ({"rows": None}, {"rows": torch.zeros(2)}),
+        (torch.ones(3, dtype=torch.float64), {"a": 1}),
+        (7, {"a": 1}),
+    ],
+)
+def test_extra_state_of_another_structure(job: Job, saved: Any, fresh: Any) -> None:
+    """What was saved comes back, whatever a fresh module has: nobody else knows what it may hold."""
+    models = [nn.Sequential(Remembering(value)) for value in (saved, fresh)]
+    through_a_checkpoint(job, *(TrainingState({"model": model}) for model in models))
+    assert _equal(models[1][0].seen[0], saved)
+
+
+@pytest.mark.parametrize("saved", [Remembering(1), nn.Linear(3, 2)], ids=["dropped", "new"])
+def test_extra_state_that_only_one_has_is_a_mismatch(job: Job, saved: nn.Module) -> None:
+    """A module that keeps more, or less, is another one."""
+    fresh = nn.Linear(3, 2) if isinstance(saved, Remembering) else Remembering(1)
+    with pytest.raises(StateMismatch, match=r"model\._extra_state"):
+        through_a_checkpoint(job, TrainingState({"model": saved}), TrainingState({"model": fresh}))
+
+
 def test_conversion_to_another_dtype_is_said(job: Job) -> None:
     """Loading fp32 weights into a bf16 model works, and is not silent."""
     saved = TrainingState({"model": nn.Linear(3, 2)})

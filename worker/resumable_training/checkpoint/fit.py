@@ -12,12 +12,13 @@ from resumable_training.checkpoint import optimizers
 from resumable_training.checkpoint.errors import StateMismatch
 from resumable_training.checkpoint.foreign import Layout, summary
 from resumable_training.checkpoint.inventory import Inventory
-from resumable_training.checkpoint.mismatch import REMEDY, Mismatch, compare
+from resumable_training.checkpoint.mismatch import REMEDY, Mismatch, Shape, compare
 from resumable_training.checkpoint.saved import SavedState
 from resumable_training.checkpoint.state import (
     SHARED_KEY,
     STATEFUL_PREFIX,
     TrainingState,
+    extra_state_of,
     shape_of,
     stateful_key,
 )
@@ -41,8 +42,10 @@ def fit(saved: SavedState, there: Inventory, first: Mapping[str, Any], shared: M
     """Compare. ``first``: values of parameter groups; ``shared``: our own envelope, if there is one."""
     state = there.state
     tracked = {key: shape_of(value) for key, value in there.values.items()}
-    tracked.update({stateful_key(name): None for name in state.stateful})
     found = {key: saved.shape(key) for key in saved.described if _is_compared(key, saved, state)}
+    if saved.layout is None:
+        tracked, found = _as_one(tracked, there.paths, state), _as_one(found, saved.paths, state)
+    tracked.update({stateful_key(name): None for name in state.stateful})
     notes: list[str] = []
     for name in filter(saved.has_optimizer, state.optimizers):
         pairs = optimizers.compared(there, name, saved.groups(name, first), shared)
@@ -54,6 +57,17 @@ def fit(saved: SavedState, there: Inventory, first: Mapping[str, Any], shared: M
     notes += [*saved.layout.notes, *_numbered_shapes(saved, saved.layout, there)]
     mismatch = compare(tracked, found, tuple(notes))
     return _with_dtypes(saved, there, _of_strangers(saved, saved.layout, state, mismatch))
+
+
+def _as_one(
+    shapes: Mapping[str, Shape], paths: Mapping[str, tuple[Any, ...]], state: TrainingState
+) -> dict[str, Shape]:
+    """Of a module's extra state only that it is there."""
+    return {
+        extra or key: None if extra else shape
+        for key, shape in shapes.items()
+        for extra in [extra_state_of(paths[key], state)]
+    }
 
 
 def _is_compared(key: str, saved: SavedState, state: TrainingState) -> bool:
@@ -105,7 +119,9 @@ def _with_dtypes(saved: SavedState, there: Inventory, found: Fit) -> Fit:
     changed = [
         f"{key} (saved {saved.described[key].properties.dtype}, now {value.dtype})"
         for key, value in there.values.items()
-        if isinstance(value, torch.Tensor) and saved.described[key].properties.dtype != value.dtype
+        if isinstance(value, torch.Tensor)
+        and not extra_state_of(there.paths[key], there.state)
+        and saved.described[key].properties.dtype != value.dtype
     ]
     if changed:
         found.words.append(f"{saved.label}: converted to another dtype: {', '.join(changed)}")

@@ -24,6 +24,7 @@ from resumable_training.checkpoint.read import NotWhole, Peek
 from resumable_training.checkpoint.saved import SavedState, Source, inspect, require_whole
 from resumable_training.checkpoint.state import (
     SHARED_KEY,
+    extra_state_of,
     overruled_schedule,
     per_rank_key,
     stateful_key,
@@ -184,8 +185,7 @@ class Loader:
     # Places -----------------------------------------------------------------------------------------------
 
     def _templates(self, there: Inventory, first: Mapping[str, Any]) -> dict[str, Any]:
-        live = there.values
-        template = {key: value if isinstance(value, torch.Tensor) else None for key, value in live.items()}
+        template = {key: self._module_place(key, there) for key in self._module_paths(there)}
         for name in filter(self._saved.has_optimizer, self._state.optimizers):
             template.update(self._optimizer_template(there, name))
         for name, thing in self._state.stateful.items():
@@ -193,6 +193,23 @@ class Loader:
                 template.update(self._stateful_template(name, thing))
             template.update(self._saved.places(self._saved.extras(name)))
         return template
+
+    def _module_paths(self, there: Inventory) -> dict[str, tuple[Any, ...]]:
+        """Keys of what modules get, with paths; of extra state all that was saved, whatever is there."""
+        if self._saved.layout is not None:
+            return there.paths
+        saved = {key: self._saved.paths[key] for key in self._saved.described}
+        return {
+            **{key: path for key, path in there.paths.items() if not extra_state_of(path, self._state)},
+            **{key: path for key, path in saved.items() if extra_state_of(path, self._state)},
+        }
+
+    def _module_place(self, key: str, there: Inventory) -> torch.Tensor | None:
+        live = there.values.get(key)
+        if not extra_state_of(there.paths.get(key, self._saved.paths[key]), self._state):
+            return live if isinstance(live, torch.Tensor) else None
+        fits = isinstance(live, torch.Tensor) and tuple(live.shape) == self._saved.shape(key)
+        return live if fits else self._saved.place(key)
 
     def _optimizer_template(self, there: Inventory, name: str) -> dict[str, Any]:
         parameters = there.parameters(name)
@@ -235,8 +252,8 @@ class Loader:
 
     def _apply_modules(self, there: Inventory, values: Mapping[str, Any]) -> None:
         nested: dict[str, Any] = {}
-        for key in there.values:
-            set_element(nested, there.paths[key], values[key])
+        for key, path in self._module_paths(there).items():
+            set_element(nested, path, values[key])
         for name, module in self._state.modules.items():
             if not is_plain(module):
                 set_model_state_dict(module, nested[name])

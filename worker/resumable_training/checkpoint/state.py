@@ -7,7 +7,7 @@ So any DCP program reads our checkpoints. Beside that, as byte tensors of plain 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -245,6 +245,15 @@ def flat_modules(state: TrainingState) -> tuple[dict[str, Any], dict[str, tuple[
     }
     flat, paths = flatten_state_dict(entries)
     return dict(flat), dict(paths)
+
+
+def extra_state_of(path: Sequence[Any], state: TrainingState) -> str:
+    """The module's extra state that a value at this path is part of, as a key; "" for anything else.
+
+    What it holds is its module's business, and may be another structure in each checkpoint.
+    """
+    is_extra = len(path) > 1 and path[0] in state.modules and str(path[1]).rpartition(".")[2] == _EXTRA
+    return f"{path[0]}.{path[1]}" if is_extra else ""
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
