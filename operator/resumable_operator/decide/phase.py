@@ -13,6 +13,7 @@ from resumable_operator.decide.health import healths, supply
 from resumable_operator.decide.kept import suspended_text
 from resumable_operator.decide.pending import show_readiness
 from resumable_operator.decide.size import largest_allowed
+from resumable_operator.decide.terminal import effective_generation
 from resumable_operator.decide.workers import wanted_workers
 from resumable_operator.model import JobPhase
 from resumable_training.contract.labels import LABEL_JOB_UID
@@ -86,7 +87,7 @@ def summarize(draft: Draft) -> None:
     draft.set(
         phase=phase,
         reason=draft.status.reason if draft.finished else "".join(draft.notes[-1:]),  # where it stands now
-        observed_generation=job.generation,
+        observed_generation=effective_generation(draft),
         workers=f"{training}/{draft.spec.workers.replicas}",
         goodput=_goodput(draft),
         replicas=sum(worker.phase == "running" for worker in draft.observation.workers),

@@ -6,7 +6,7 @@ from typing import Literal
 
 from resumable_operator.decide import ledger
 from resumable_operator.decide.actions import DeleteJob, DeleteWorker
-from resumable_operator.decide.conditions import set_condition
+from resumable_operator.decide.conditions import condition, set_condition, set_if_known
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.observation import Worker
 from resumable_operator.decide.requests import send_shutdown
@@ -14,6 +14,10 @@ from resumable_operator.decide.views import ended, heard_state, known_state
 
 _CONDITION_REASON = {"user": "UserError", "budget": "BudgetSpent", "deadline": "DeadlineExceeded"}
 SHUTDOWN_SECONDS = 10.0  # agents may take this long to end by themselves, and pods to go
+NO_EFFECT = (
+    "the spec was changed after the job had ended, which has no effect, but for ttlSecondsAfterFinished: "
+    "delete the job and create it again, and it continues its checkpoints"
+)
 DELETE_SECONDS = 5.0  # grace of an agent that does not
 
 
@@ -50,6 +54,7 @@ def _last_phase(draft: Draft, phase: Literal["Succeeded", "Failed"]) -> str:
 def clean_up(draft: Draft) -> None:
     """After the end no worker goes on. Ended ones keep their logs as long as the job is there: until
     ``ttlSecondsAfterFinished`` is over, if that is given."""
+    _note_change(draft)
     finished_at = draft.status.finished_at if draft.status.finished_at is not None else draft.now
     ttl = draft.spec.ttl_seconds_after_finished
     if ttl is not None:
@@ -60,6 +65,21 @@ def clean_up(draft: Draft) -> None:
         if not ended(worker):
             _clean(draft, worker, finished_at + SHUTDOWN_SECONDS)
     draft.note(draft.status.reason)
+
+
+def effective_generation(draft: Draft) -> int:
+    """Of the newest spec that had an effect: of a job that has ended, the one that it ended with."""
+    before = draft.observation.job.status
+    ended_before = draft.finished and before.finished_at is not None and before.observed_generation > 0
+    return before.observed_generation if ended_before else draft.observation.job.generation
+
+
+def _note_change(draft: Draft) -> None:
+    """Whoever mends the spec of a job that was given up is to hear that nothing follows."""
+    changed = effective_generation(draft) != draft.observation.job.generation
+    if changed and condition(draft.status, "SpecChangeIgnored") is None:
+        draft.tell("Warning", "SpecChangeIgnored", NO_EFFECT)
+    set_if_known(draft, "SpecChangeIgnored", changed, "JobHasEnded", NO_EFFECT)
 
 
 def _clean(draft: Draft, worker: Worker, late_at: float) -> None:

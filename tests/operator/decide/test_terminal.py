@@ -63,3 +63,21 @@ def test_ttl() -> None:
     gone = replace(world.observation(), job=replace(world.job, deleting=True))
     plan = decide(gone, world.now + 5.0)
     assert not [action for action in plan.actions if isinstance(action, (DeleteJob, CreateWorker))]
+
+
+def test_a_change_after_the_end_is_said_to_have_no_effect() -> None:
+    """By one Event and a condition; nothing else follows, and the generation is the one it ended with."""
+    world = finished()
+    world.run(2.0)
+    ended = world.job.generation
+    assert "SpecChangeIgnored" not in {item.type for item in world.job.status.conditions}
+    world.change_spec(suspend=True)
+    world.run(2.0)
+    (told,) = [item for item in world.job.status.conditions if item.type == "SpecChangeIgnored"]
+    assert (told.status, told.reason) == ("True", "JobHasEnded")
+    assert "create it again" in told.message
+    assert [item.reason for item in world.emitted].count("SpecChangeIgnored") == 1
+    assert (world.job.status.phase, world.job.status.observed_generation) == ("Succeeded", ended)
+    before = world.job
+    world.run(40.0, tick=5.0)
+    assert world.job == before
