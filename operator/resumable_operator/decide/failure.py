@@ -31,7 +31,7 @@ _CODE_CAUSE = {
     exitcodes.STORAGE: "unknown",
     exitcodes.START_TIMEOUT: "unknown",
 }
-_OWN_ERROR = re.compile(r"resumable_training\.[\w.]+: (.+)")
+_OWN_ERROR = re.compile(r"(?:\[rank\d+\]: )?resumable_training\.[\w.]+: (.+)")
 _OUT_OF_MEMORY = (
     "OutOfMemoryError",
     "CUDA out of memory",

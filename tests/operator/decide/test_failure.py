@@ -129,6 +129,7 @@ STORE_ERROR = "resumable_training.checkpoint.errors.StorageUnavailable: /c has n
             ("Traceback ...", STORE_ERROR, "[W] a word of torch"),
             ": /c has no store.json, ",
         ),
+        (exitcodes.STORAGE, (f"[rank0]: {STORE_ERROR}",), ": /c has no store.json, "),  # as torch prints it
         (exitcodes.STORAGE, ("OSError: an error of the script",), None),
         (1, (STORE_ERROR,), None),
     ],

@@ -318,7 +318,7 @@ def test_a_drain_while_one_rank_has_yet_to_connect(tmp_path: Path) -> None:
         "if os.environ['RANK'] == '1': time.sleep(1000)\n"
         f"os.execv(sys.executable, [sys.executable, {FAKE_RANK!r}, '--meet', '--ignore-drain'])"
     )
-    with AgentProcess(tmp_path, starting) as agent:
+    with AgentProcess(tmp_path, starting, working_directory=str(tmp_path)) as agent:
         agent.begin(ranks=2)
         agent.wait_event(events.RANK_CONNECTED)
         agent.request("drain", seconds=3600.0)
