@@ -224,6 +224,8 @@ def _steps(session: Session, data: Data | None, until: int | None, strict: bool)
             break
         if not session.agreement.start((session.step + 1, 0), session.clock.beat):
             stop_drained(session)
+        if session.saver is not None:
+            session.saver.before_step()
         step = Step(session, data, plan, batches, strict)
         session.current = step
         session.clock.begin_step(_kind(session, step))

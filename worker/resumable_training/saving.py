@@ -91,8 +91,10 @@ class Saver:
         self._measured_durable: float | None = None
         self._measured_copy: float | None = None
         self._copies = 0
-        self._can_copy = True  # as far as is known
+        self._can_copy = True  # as far as this rank knows
+        self._all_can_copy = True  # as far as ranks have told each other; the same on all
         self._copy_every = 0  # steps; 0: no copies in memory. The same on all ranks
+        self._copy_is_due = False  # of the step just done; the same on all ranks
         self._saved_at = time.monotonic()
         self._next = schedule.Announcement(schedule.NEVER, 0)
         self._intervals = schedule.IntervalLog()
@@ -110,11 +112,22 @@ class Saver:
     # -- when ------------------------------------------------------------------------------------------
 
     def after_step(self) -> None:
-        """Save, or copy, if it is due after the step just done, and tell of a save that has landed."""
+        """Save, if it is due after the step just done, and tell of a save that has landed."""
         self.poll()
-        if self._session.step >= self._next.meet_at and self._meet():
+        step = self._session.step
+        saves = step >= self._next.meet_at and self._meet()
+        self._copy_is_due = bool(self._copy_every) and step % self._copy_every == 0 and not saves
+        if saves:
             self._begin()
-        elif self._can_copy and self._copy_every and self._session.step % self._copy_every == 0:
+
+    def before_step(self) -> None:
+        """Copy, if that is due after the step before, and all ranks may.
+
+        It is when the next step has been started: what one rank has started all start, so that all come to
+        where they meet, also with a drain or an evaluation of one of them on its way.
+        """
+        due, self._copy_is_due = self._copy_is_due, False
+        if due and self._all_can_copy and self._all_may_copy():
             self._copy()
 
     def poll(self) -> None:
@@ -130,6 +143,7 @@ class Saver:
     def start_clock(self) -> None:
         """The loop begins: measure time to the next save from here."""
         self._saved_at = time.monotonic()
+        self._copy_is_due = False  # of an earlier loop: what is tracked may have changed since
         self._announce(go=False)
 
     def _meet(self) -> bool:
@@ -168,7 +182,7 @@ class Saver:
         group = session.group.private
         if group is not None:
             words = [mine.save_at, mine.meet_at, int(go), int(self._anew), every]
-            numbers = torch.tensor(words, dtype=torch.int64)
+            numbers = torch.tensor(words, dtype=torch.int64, device="cpu")
             dist.broadcast(numbers, src=0, group=group)
             mine, go = schedule.Announcement(int(numbers[0]), int(numbers[1])), bool(numbers[2])
             self._anew, every = bool(numbers[3]), int(numbers[4])
@@ -235,13 +249,21 @@ class Saver:
             self._record(report)
         session.clock.enter(before)
 
-    def _copy(self) -> None:
-        """Have the state as it is now held in memory: no checkpoint, unless this attempt ends with it.
+    def _all_may_copy(self) -> bool:
+        """Whether all ranks are here, and free to copy: one that has a save in flight has all leave it out.
 
-        Not collective but for the first ones: who has a save in flight leaves it out, and collects nothing.
+        They meet before anyone copies over what it holds. If a rank died after the step's last collective,
+        this raises as the next step's would, and all still hold the step before.
         """
-        if not self._engine.free_to_copy:
-            return
+        words = torch.tensor([int(self._engine.free_to_copy), int(self._can_copy)], device="cpu")
+        group = self._session.group.private
+        if group is not None:
+            dist.all_reduce(words, op=dist.ReduceOp.MIN, group=group)
+        free, self._all_can_copy = bool(words[0]), bool(words[1])
+        return free and self._all_can_copy
+
+    def _copy(self) -> None:
+        """Have the state as it is now held in memory: no checkpoint, unless this attempt ends with it."""
         session = self._session
         before, started = session.clock.phase, time.monotonic()
         session.clock.enter("checkpointing")

@@ -7,6 +7,7 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch.distributed as dist
@@ -16,9 +17,12 @@ from memory_programs import live_here
 from rank_programs import begin, full_values, make_engine, make_state, reached, train
 
 from resumable_training.checkpoint import CheckpointEngine, TrainingState
+from resumable_training.checkpoint.async_save import AsynchronousSaver
 from resumable_training.checkpoint.moments import NOTE, WISH
 from resumable_training.checkpoint.snapshot import Snapshot
+from resumable_training.contract.assignment import CheckpointConfig
 from resumable_training.contract.manifest import checkpoint_name
+from resumable_training.saving import Saver
 
 COPIES = 3  # of an attempt, one after each step that follows its save
 RANK, WRITER = "rank", "writer"
@@ -195,3 +199,68 @@ def life(
 
 def copy(engine: CheckpointEngine, state: TrainingState, step: int, rank: int) -> bool:
     return engine.copy(state, reached(step, rank))
+
+
+class Loop:
+    """What of a loop is needed to have its copies made: after each step, as the library makes them."""
+
+    def __init__(self, one: Life, group: Any) -> None:
+        self.life = one
+        self.session = SimpleNamespace(
+            clock=SimpleNamespace(
+                phase="productive", progress=SimpleNamespace(step_seconds=1.0), enter=lambda phase: None
+            ),
+            group=SimpleNamespace(private=group),
+            settings=CheckpointConfig(every_steps=100_000, memory_every_steps=1),
+            tracked=SimpleNamespace(optimizers={}, stateful={}),
+            main=False,  # keeps no history
+            recorder=None,
+            step=one.step,
+            steps_here=1,
+            samples=0,
+            seed=None,
+            datasets={},
+            extras={},
+            evaluation_depth=0,
+            evaluation_rng=b"rng",
+        )
+        self.saver = Saver(self.session, one.engine, one.state)  # type: ignore[arg-type]
+        self.saver.start_clock()
+
+    def after_step(self) -> int:
+        """How many copies there are now; the same on all ranks."""
+        self.session.step = self.life.step
+        self.saver.after_step()
+        self.saver.before_step()
+        counts: list[Any] = [None] * self.life.world_size
+        dist.all_gather_object(counts, self.saver._copies)
+        return int(min(counts))
+
+
+def late_death(
+    rank: int, world_size: int, group: Any, root: str, keeper: str, attempt: int, victim: int, copied: str
+) -> None:
+    """Save, copy until all do, and one rank is killed when the collectives of a step are over; the others go
+    on to where they would copy that step. Into ``copied`` goes the last step that all have copied."""
+    live_here(rank, world_size, keeper, attempt)
+    one = Life(rank, world_size, group, root, attempt, Death("late", lands=True, victim=victim))
+    one.restore()
+    one.train()
+    one.save()
+    loop = Loop(one, group)
+    one.train()
+    while (copies := loop.after_step()) == 0:  # until all writers stand by
+        time.sleep(0.002)
+        one.train()
+    held = one.step
+    free = AsynchronousSaver.free_to_copy
+    if rank == victim:
+        AsynchronousSaver.free_to_copy = False  # type: ignore[assignment]
+    one.train()
+    assert loop.after_step() == copies
+    AsynchronousSaver.free_to_copy = free  # type: ignore[method-assign]
+    Path(copied).write_text(str(held), encoding="utf-8")
+    one.train()
+    if rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    loop.after_step()

@@ -14,7 +14,9 @@ from test_async import eventually
 
 from resumable_training.checkpoint import Reached, arena
 from resumable_training.checkpoint.arena import Arena
+from resumable_training.checkpoint.engine import _lost_lines
 from resumable_training.checkpoint.holding import Letter, held
+from resumable_training.checkpoint.keeper import Flight
 from resumable_training.checkpoint.snapshot import Snapshot
 from resumable_training.contract import env
 
@@ -164,3 +166,18 @@ def test_no_copies_where_nobody_would_store_them(
     save(engine, 2, state)
     assert engine.close().step == 2  # type: ignore[union-attr]
     assert job.resume_points == ["step-00000002.1"]
+
+
+def test_what_ranks_lost_together_is_said_once() -> None:
+    """Also where they held different steps, of which each writer tells something else."""
+
+    def lost(step: int, why: str) -> Flight:
+        return Flight(f"step-{step}.1", step, False, why, 0, 0.0, 0.0)
+
+    assert _lost_lines([]) == []
+    (same,) = _lost_lines([lost(8, "its writer was lost")] * 2)
+    assert same.startswith("checkpoint step-8.1, in flight")
+    assert same.endswith(": its writer was lost")
+    (different,) = _lost_lines([lost(9, "rank 0 went away"), lost(8, "rank 1 had copied a later step")])
+    assert different.startswith("checkpoint step-8.1 and step-9.1, in flight")
+    assert different.endswith(": ranks held different steps")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from campaign_programs import Home, a_home, run_attempt
-from holding_programs import RANK, WRITER, Death, Found, life
+from holding_programs import RANK, WRITER, Death, Found, late_death, life
 from test_async import eventually
 from test_campaign import HELD, strays, values_at
 from test_ranks import assert_same
@@ -113,6 +113,28 @@ def test_one_rank_and_then_two(tmp_path: Path, home: Home) -> None:
     before is not held."""
     again = Death("where it is planned anew", False, victim=0, moment="save.copy", then="save anew")
     play(home, tmp_path, [again, Death("the only rank", lands=True, victim=0)], 1, next_size=2)
+
+
+@pytest.mark.parametrize("victim", [1, 0])
+def test_a_rank_that_dies_after_the_last_collective_of_a_step(
+    victim: int, tmp_path: Path, home: Home
+) -> None:
+    """Its peers notice before they copy over what they hold: the step before lands, and no more is lost.
+
+    Where one rank can't copy, none does.
+    """
+    copied = tmp_path / "copied"
+    home.begin(1, 2)
+    try:
+        arguments = str(tmp_path / "store"), home.path, 1, victim, str(copied)
+        assert run_attempt(2, late_death, tmp_path, *arguments) == []
+    finally:
+        home.end(1)
+    step = int(copied.read_text(encoding="utf-8"))
+    eventually(lambda: not strays(tmp_path / "store"))
+    for found in attempt(home, tmp_path, 2, 2):
+        assert found.step == step, home.said
+        assert_same(found.values, values_at(step))
 
 
 @pytest.mark.soak

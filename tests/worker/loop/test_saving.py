@@ -110,6 +110,7 @@ class Session(SimpleNamespace):
         self.steps_here += 1
         self.samples += 8
         saver.after_step()
+        saver.before_step()
 
 
 @pytest.fixture
@@ -229,6 +230,19 @@ def test_where_nothing_can_be_held_it_is_tried_once(engine: Engine) -> None:
     for _ in range(5):
         session.step_once(saver)
     assert (engine.copied, len(engine.told_durable)) == ([], 1)
+
+
+def test_no_copy_is_made_of_what_was_changed_between_loops(engine: Engine) -> None:
+    """One that was due after the last step of a loop is left out when the next one begins."""
+    saver, session = started(engine, every_steps=100, memory_every_steps=1)
+    session.step_once(saver)
+    session.step = 2
+    saver.after_step()
+    saver.start_clock()
+    saver.before_step()
+    assert engine.copied == [1]
+    session.step_once(saver)
+    assert engine.copied == [1, 3]
 
 
 def test_copies_come_at_multiples_of_their_steps(engine: Engine) -> None:

@@ -168,7 +168,7 @@ class CheckpointEngine:
 
         told = self._ranks.agree(look)
         flights = [one for mine, _ in told for one in mine]
-        for line in dict.fromkeys(_lost_line(one) for one in flights if not one.ok):
+        for line in _lost_lines([one for one in flights if not one.ok]):
             self._say(line)
         return found[0], flights, [where for _, where in told]
 
@@ -450,9 +450,14 @@ class CheckpointEngine:
             self._warn(text)
 
 
-def _lost_line(flight: Flight) -> str:
-    name = flight.checkpoint
-    return f"checkpoint {name}, in flight when the attempt before ended, did not land: {flight.message}"
+def _lost_lines(lost: Sequence[Flight]) -> list[str]:
+    """What did not land, and why. That ranks had copied different steps is one event."""
+    names = sorted({one.checkpoint for one in lost})
+    whys = list(dict.fromkeys(one.message for one in lost))
+    if len(names) > 1:
+        names, whys = [" and ".join(names)], ["ranks held different steps"]
+    what = "in flight when the attempt before ended, did not land"
+    return [f"checkpoint {name}, {what}: {why}" for name in names for why in whys]
 
 
 def _landed(report: RestoreReport, flights: Sequence[Flight]) -> SaveReport | None:
