@@ -256,6 +256,13 @@ def _checkpoint(draft: Draft, timed: TimedEvent) -> None:
     if before is None or made.samples > before.samples:
         draft.set(budgets=give_back(draft.status.budgets), ledger=ledger.commit(draft.status.ledger))
     draft.set(checkpoint=made)
+    if made.step > draft.status.step:  # what it holds has been done, though no report has come yet
+        draft.set(
+            step=made.step,
+            samples=made.samples,
+            high_water_step=max(draft.status.high_water_step, made.step),
+            high_water_samples=max(draft.status.high_water_samples, made.samples),
+        )
     if draft.attempt.storing:
         draft.set_attempt(storing=False)
     draft.reserve()

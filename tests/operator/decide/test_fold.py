@@ -373,3 +373,14 @@ def test_an_agent_tells_of_what_landed_without_its_rank() -> None:
     assert folded is not None
     assert (folded.name, folded.samples, folded.durable_ms) == ("step-00000020.1", 160, 11)
     assert (folded.blocking_ms, folded.interval_seconds) == (5, 9.0)
+
+
+@pytest.mark.parametrize(("done", "step"), [(11, 15), (18, 18)])
+def test_no_checkpoint_is_ahead_of_the_steps_done(done: int, step: int) -> None:
+    """What it holds has been done; a report from before it, or from after it, may be the newest."""
+    made = event(events.CHECKPOINT, 2, 111.0, step=15, samples=120, checkpoint="step-00000015.1")
+    status = fold([progress(1, done), made]).status
+    assert (status.step, status.samples) == (step, 8 * step)
+    assert (status.high_water_step, status.high_water_samples) == (step, 8 * step)
+    later = fold([progress(3, 20, 112.0)], status).status
+    assert later.step == 20
