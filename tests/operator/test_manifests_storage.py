@@ -76,7 +76,6 @@ def test_the_templates_variables_win() -> None:
         ({"requests": {"memory": "64Gi"}}, None, None),
         (None, {"limits": {"memory": "2Gi"}}, GI),
         ({"limits": {"memory": "4Gi"}}, {"limits": {"memory": "64Gi"}}, 2 * GI),
-        ({"limits": {"memory": "nonsense"}}, None, None),
     ],
 )
 def test_shared_memory(worker: Any, pods: Any, size: int | None) -> None:

@@ -44,8 +44,8 @@ def checkpoint_numbers(status: JobStatus, history: Iterable[HistoryEvent]) -> Ch
     events_seen = list(history)
     saves = _saves(events_seen)
     newest = status.checkpoint
-    blocking = [_number(save, "blocking_ms") / 1000 for save in saves]
-    durable = [_number(save, "durable_ms") / 1000 for save in saves]
+    blocking = [max(0.0, _number(save, "blocking_ms")) / 1000 for save in saves]
+    durable = [max(0.0, _number(save, "durable_ms")) / 1000 for save in saves]
     return CheckpointNumbers(
         made=len(saves),
         failed=sum(event.kind == events.CHECKPOINT_FAILED for event in events_seen),

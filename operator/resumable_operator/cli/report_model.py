@@ -319,9 +319,9 @@ def interval_advice(
     Args:
         used: the interval that was used, in seconds, if it is known.
     """
-    blocking, durable = checkpoints.blocking_seconds, checkpoints.durable_seconds or 0.0
+    blocking, durable = checkpoints.blocking_seconds, max(0.0, checkpoints.durable_seconds or 0.0)
     training = numbers.age_seconds - numbers.suspended_seconds - numbers.queued_seconds
-    if blocking is None or blocking + durable <= 0 or training <= 0:
+    if blocking is None or blocking < 0 or blocking + durable <= 0 or training <= 0:
         return None
     mtbf, restart = mtbf_seconds(status), restart_seconds(status)
     best = auto_interval(

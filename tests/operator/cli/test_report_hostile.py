@@ -111,6 +111,16 @@ def told_by_status(run: Any) -> float:
     return (ledger.settled_at - ledger.started_at) / 1000
 
 
+@pytest.mark.parametrize("key", ["blocking_ms", "durable_ms"])
+def test_what_a_save_cost_is_never_less_than_nothing(run: Any, key: str) -> None:
+    """A history that says so does not keep a report from recommending an interval."""
+    saves = [json.loads(line) for line in LINES if json.loads(line)["kind"] == "checkpoint"]
+    lines = [json.dumps({**save, "data": {**save["data"], key: -1}}) for save in saves]
+    (run.path / "history.jsonl").write_text("\n".join(lines) + "\n")
+    plain, _ = told(run)
+    assert plain["checkpoints"][key.replace("_ms", "Seconds")] == 0
+
+
 GARBAGE = {
     "nothing": b"",
     "zeros": b"\0" * 5000,

@@ -34,7 +34,7 @@ spec:
 
 
 def simulate(*arguments: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(cli, ["simulate", *QUICK, *arguments])
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(cli, ["simulate", *QUICK, *arguments])
     assert result.exit_code == code, result.output
     return result
 
