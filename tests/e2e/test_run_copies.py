@@ -43,6 +43,6 @@ def test_a_killed_rank_costs_the_steps_since_the_last_copy(
     assert [one["step"] for one in found] == [12, 12]
     assert found[0]["storage_bytes"] == 0
     assert found[1]["memory_bytes"] == 0  # what is left of it is of step 15
-    assert [event["data"]["step"] for event in training.history("checkpoint")] == [12, 20, 22]
+    assert training.saved() == [12, 20, 22]
     assert [ending.rework_steps for ending in status.interruptions] == [0, 3]
     assert_same(training.result(), undisturbed(2, steps=22))

@@ -33,7 +33,7 @@ def test_ranks_die_before_their_save_is_committed(training: TrainingRun, undistu
     assert [one["step"] for one in found] == [10, 20]
     assert [one["storage_bytes"] for one in found] == [0, 0]
     assert all(one["memory_bytes"] for one in found)
-    assert [event["data"]["step"] for event in training.history("checkpoint")] == [10, 20, 30, 40]
+    assert training.saved() == [10, 20, 30, 40]
     assert [ending.rework_steps for ending in status.interruptions] == [0, 0]
     assert "step-00000010.1, in flight when the attempt before ended, has landed" in training.log(2)
     assert_same(training.result(), undisturbed(2, *STEP))

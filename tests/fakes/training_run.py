@@ -62,6 +62,10 @@ class TrainingRun(LocalRun):
     def result(self) -> dict[str, Any]:
         return json.loads(self.result_path.read_text())
 
+    def saved(self) -> list[int]:
+        """Steps of the checkpoints that rank 0 has told of; of some its agent has told before."""
+        return [event["data"]["step"] for event in self.history("checkpoint") if "rank" in event["data"]]
+
     def log(self, attempt: int, rank: int = 0) -> str:
         """All that the rank printed."""
         return (self.directory / f"logs/attempt-{attempt:05d}/rank-{rank:05d}.log").read_text()
