@@ -31,7 +31,7 @@ _DATA = "data/"
 
 
 class Engine(Protocol):
-    """What is needed of ``resumable_training.checkpoint.CheckpointEngine``. All calls are collective."""
+    """What is needed of ``resumable_training.checkpoint.CheckpointEngine``, which says what is collective."""
 
     config: CheckpointConfig  # replaced when settings change
 
@@ -79,8 +79,8 @@ class Engine(Protocol):
 class Saver:
     """Saves and restores one rank's part. ``state`` is the engine's ``TrainingState``.
 
-    All methods are collective: every rank calls them at the same step. Rank 0's settings count, as they are
-    when it announces the next save.
+    What saves, copies, commits or restores is collective: every rank calls it at the same step. Rank 0's
+    settings count, as they are when it announces the next save.
     """
 
     def __init__(self, session: Session, engine: Engine, state: Any) -> None:
@@ -255,11 +255,16 @@ class Saver:
         They meet before anyone copies over what it holds. If a rank died after the step's last collective,
         this raises as the next step's would, and all still hold the step before.
         """
-        words = torch.tensor([int(self._engine.free_to_copy), int(self._can_copy)], device="cpu")
+        can = self._can_copy and self._engine.can_copy
+        words = torch.tensor([int(self._engine.free_to_copy), int(can)], device="cpu")
         group = self._session.group.private
         if group is not None:
             dist.all_reduce(words, op=dist.ReduceOp.MIN, group=group)
         free, self._all_can_copy = bool(words[0]), bool(words[1])
+        if self._can_copy and not self._all_can_copy and self._session.main:  # the engine has not said so
+            self._session.warn(
+                "no copies are held in memory between saves: not every rank has an agent that would keep them"
+            )
         return free and self._all_can_copy
 
     def _copy(self) -> None:

@@ -9,13 +9,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from rank_programs import begin, full_values, make_engine, save
+from rank_programs import begin, full_values, make_engine, reached, save
+from test_writer_start import MUTE
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from resumable_training.checkpoint import CheckpointEngine, SaveReport, TrainingState, arena, async_save
+from resumable_training.checkpoint import (
+    CheckpointEngine,
+    SaveReport,
+    TrainingState,
+    arena,
+    async_save,
+    writer,
+)
+from resumable_training.contract import env
 
 
 class Odd(nn.Module):
@@ -295,3 +304,19 @@ def apart_run(rank: int, world_size: int, group: Any, root: str, differ: bool, a
         done.append(report.ok)
     engine.close()
     return done, said
+
+
+def unlike_writers_run(rank: int, world_size: int, group: Any, root: str, how: str) -> Any:
+    """Copies and a save where rank 1's writer can't be started, or says nothing; what came of them."""
+    os.environ[env.KEEPER] = f"{root}-nobody"
+    if rank == 1:
+        writer.PROGRAM = {"ends": "raise SystemExit(3)", "mute": MUTE}[how]
+    engine = make_engine(root, rank, world_size, group)
+    state = odd_state("ddp", world_size)
+    engine.restore(state)
+    engine.poll()
+    copied = [engine.copy(state, reached(number, rank)) for number in (1, 2, 3)]
+    async_save._START_SECONDS = 1.0 if how == "mute" and rank == 1 else 30.0
+    report = save(engine, state, 4, rank)
+    engine.close()
+    return copied, report.ok, engine.can_copy

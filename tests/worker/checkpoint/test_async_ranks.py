@@ -79,6 +79,16 @@ def test_a_writer_that_is_killed_costs_one_save(victim: int, tmp_path: Path) -> 
     assert verify.verify_checkpoint(LocalStore(root), "step-00000003.1").outcome == verify.OK
 
 
+@pytest.mark.parametrize("how", ["ends", "mute"])
+def test_one_rank_without_a_writer_has_all_save_without(how: str, tmp_path: Path) -> None:
+    """No rank copies while not all could, nor waits for another in vain; the save itself is whole."""
+    root = tmp_path / "store"
+    found = run_ranks(2, async_programs.unlike_writers_run, tmp_path, str(root), how)
+    assert found == [([False] * 3, True, False)] * 2
+    assert survey(LocalStore(root)).resume_points == ["step-00000004.1"]
+    assert verify.verify_checkpoint(LocalStore(root), "step-00000004.1").outcome == verify.OK
+
+
 def test_a_writer_that_hangs_does_not_hold_up_the_next_save(tmp_path: Path) -> None:
     """Its rank ends it when the others are through with that save, and goes on with another writer."""
     root = tmp_path / "store"

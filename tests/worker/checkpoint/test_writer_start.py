@@ -110,3 +110,27 @@ def test_a_writer_that_ends_at_once_is_not_hoped_for(
     assert process_of(engine) is None
     assert engine.standing  # such saves wait for nothing to come up
     assert save(engine, 2).durable
+
+
+def test_one_that_ended_before_the_first_save_is_replaced(begin: Callable[[], CheckpointEngine]) -> None:
+    """As it would be later: that save is not made to stop training, nor all that follow."""
+    engine = begin()
+    engine.poll()
+    eventually(lambda: engine.standing)
+    first = process_of(engine)
+    assert first is not None
+    os.kill(first.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
+    report = save(engine, 2)
+    assert report.ok
+    assert not report.durable  # it has only begun
+    assert engine.wait().ok  # type: ignore[union-attr]
+    assert process_of(engine) is not first
+
+
+def test_none_is_started_when_all_is_over(begin: Callable[[], CheckpointEngine]) -> None:
+    """By whoever looks once more whether something has landed."""
+    engine = begin()
+    engine.close()
+    assert engine.poll() is None
+    assert process_of(engine) is None

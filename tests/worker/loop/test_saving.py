@@ -223,13 +223,16 @@ def test_nothing_is_collected_for_a_copy_that_would_be_left_out(engine: Engine) 
     assert (engine.begun, engine.copied) == ([3, 6], [1, 2])
 
 
-def test_where_nothing_can_be_held_it_is_tried_once(engine: Engine) -> None:
-    """The engine says so then, and nothing is collected again for what it would not take."""
+def test_where_nothing_can_be_held_it_is_said_once(engine: Engine) -> None:
+    """And nothing is collected, planned or waited for."""
     saver, session = started(engine, every_steps=100, memory_every_steps=1)
-    engine.can_copy = False
+    warned: list[str] = []
+    session.main, session.warn, engine.can_copy = True, warned.append, False
     for _ in range(5):
         session.step_once(saver)
-    assert (engine.copied, len(engine.told_durable)) == ([], 1)
+    assert (engine.copied, engine.told_durable) == ([], [])
+    (text,) = warned
+    assert "no copies are held in memory between saves" in text
 
 
 def test_no_copy_is_made_of_what_was_changed_between_loops(engine: Engine) -> None:

@@ -145,6 +145,9 @@ class AsynchronousSaver:
 
     def _has_writer(self) -> bool:
         self._start_if_due()
+        if self._up:  # one that has ended since then with nothing to do is replaced, as it would be later
+            with contextlib.suppress(StorageUnavailable):
+                self._hear(0.0)
         if self._process is None:
             return False
         try:
@@ -264,7 +267,7 @@ class AsynchronousSaver:
                 self._send_letter()
         except WriterDied:
             return None
-        except OSError:  # no memory for a letter
+        except OSError:  # no memory for a letter, or to say so in
             return False
         return self._stands_by
 
@@ -411,6 +414,8 @@ class AsynchronousSaver:
     def poll(self) -> SaveReport | None:
         """The report of a save that has landed since; never waits.
 
+        The first call starts the writer, which without an agent ends with the thread that started it.
+
         Raises:
             Superseded: the writer has found that a newer attempt owns the store.
         """
@@ -473,6 +478,7 @@ class AsynchronousSaver:
             time.sleep(_GPU_SECONDS)
 
     def close(self) -> None:
+        self._is_due = False
         if self._process is not None:
             self._process.close()
             self._process = None

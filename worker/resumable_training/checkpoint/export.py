@@ -6,7 +6,6 @@ At most one output file's tensors are in memory. Needs torch and safetensors, an
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import pickle
@@ -26,6 +25,7 @@ from resumable_training.checkpoint.catalog import Catalog
 from resumable_training.checkpoint.errors import DamagedCheckpoint, NotPlain, StorageUnavailable
 from resumable_training.checkpoint.export_plan import Exported, Kept, Shard
 from resumable_training.checkpoint.marker import load_real
+from resumable_training.checkpoint.plain import load_plain
 from resumable_training.checkpoint.store import Store
 from resumable_training.contract.manifest import MARKER_FILE
 from resumable_training.contract.marker import DamagedMarker, Marker, parse_marker
@@ -86,7 +86,7 @@ class Tensors:
         item = self.marker.items[key, offsets]
         data = self._bytes(item.file, item.offset, item.length)
         try:
-            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            return load_plain(data)
         except pickle.UnpicklingError as error:
             if offsets is not None and self._manifest is None:  # nobody vouches for these bytes
                 raise DamagedCheckpoint(self._name, f"{item.file}: {key} is no tensor") from error

@@ -1,6 +1,6 @@
 """The writer process of a rank: stores what lies in the arena, commits it, deletes what is old. No torch.
 
-Started by ``writer.Writer`` as ``python -m``; it speaks to its rank over one socket (``framing``), and with
+Started by ``writer.WriterProcess``; it speaks to its rank over one socket (``framing``), and with
 the writers of the other ranks as ``meeting`` says. It ends by itself when the socket does. Where an agent
 keeps writers (``keeper``), one whose rank dies finishes the save it is at, or stores the copy that it holds
 (``holding``), for as long as the agent lets it; elsewhere it lives exactly as long as its rank: the kernel
@@ -378,7 +378,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def main() -> None:
-    """``python -m ... PARENT FD``: pid of the rank, and our end of the pair of sockets."""
+    """Arguments PARENT FD: pid of the rank, and our end of the pair of sockets."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     parent = int(sys.argv[1])
