@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import rank_programs
 import torch
@@ -69,3 +70,11 @@ def test_a_damaged_one_is_not_opened(tmp_path: Path) -> None:
     (tmp_path / "one" / "__0_0.distcp").unlink()
     with pytest.raises(NoResumePoint, match="damaged: __0_0"):
         Tensors(LocalStore(tmp_path, visibility_seconds=0.0), "one", foreign=True)
+
+
+def test_numbers_of_numpy_are_exported_as_plain_ones(tmp_path: Path) -> None:
+    """As checkpoints hold them that were saved before such numbers were made plain."""
+    with single_process_is_fine():
+        dcp.save({"lr": np.float64(0.25)}, checkpoint_id=tmp_path / "one", no_dist=True)
+    value = Tensors(LocalStore(tmp_path, visibility_seconds=0.0), "one", foreign=True).value("lr")
+    assert (type(value), value) == (float, 0.25)
