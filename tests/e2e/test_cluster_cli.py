@@ -110,8 +110,8 @@ def test_status_shows_the_job_and_its_pods(team: Team, pods: PodWatch) -> None:
         "train  Running: all 2 workers train",
         team.namespace,
         "2 pods: 1 pending, 1 running",
-        "train-0-1  node-2  running  ranks 0",
-        "train-1-1  no node  pending  ranks 1  Unschedulable: ",
+        "train-0-1  node-2  running  rank 0",
+        "train-1-1  no node  pending  rank 1  Unschedulable: ",
         "2 (running), world size 2",
         "Valid=True (Accepted)",
     ):
@@ -504,7 +504,7 @@ def test_of_a_job_that_really_trained(cluster_run: ClusterRun) -> None:
     team = Team(run.plane, run.namespace)
     assert "train  Succeeded" in team.rtj("status", run.name).output
     page = wait_until_told(team, run.name, "2 pods: 2 succeeded")  # which they have after their agents' word
-    assert "ranks 1" in page
+    assert "rank 1" in page
     assert "no operator" not in page
     line = "resumable_training: no checkpoint yet: starting at step 0\n"
     assert team.rtj("logs", run.name).output == f"[1:0] {line}"

@@ -9,11 +9,11 @@ from __future__ import annotations
 import base64
 import json
 import math
+import sys
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
-
-import numpy as np
 
 from resumable_training.checkpoint.errors import NotPlain
 
@@ -44,7 +44,7 @@ def simple(value: Any) -> Any:
     anything else as it is."""
     if value is None or type(value) in (bool, int, float, str):
         return value
-    if isinstance(value, np.generic):
+    if _is_numpy(value, "generic"):
         item = value.item() if value.dtype.kind in _KINDS else value
         return item if type(item) in (bool, int, float, complex, str, bytes) else value
     if isinstance(value, int):
@@ -99,7 +99,7 @@ def _encode_pairs(value: dict[Any, Any], tensors: list[Any] | None, where: str, 
 
 
 def _encode_other(value: Any, tensors: list[Any] | None, where: str, left: int) -> Any:
-    if isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, (np.str_, np.bytes_)):
+    if _is_numpy(value, "ndarray", "generic") and not _is_numpy(value, "str_", "bytes_"):
         return _encode_numpy(value, where)
     plain = simple(value)
     if plain is not value:
@@ -117,21 +117,27 @@ def _encode_other(value: Any, tensors: list[Any] | None, where: str, left: int) 
 
 def _encode_numpy(value: Any, where: str) -> Any:
     dtype = value.dtype
-    if dtype.hasobject or isinstance(value, np.ma.MaskedArray) or not _is_told_by_name(dtype):
+    if dtype.hasobject or _is_numpy(value, "ma.MaskedArray") or not _is_told_by_name(dtype):
         raise _refused(value, where)
     return {
         _TAG: "numpy",
         "dtype": dtype.str,
         "shape": list(value.shape),
         "v": base64.b85encode(value.tobytes()).decode(),
-        "scalar": isinstance(value, np.generic),
+        "scalar": _is_numpy(value, "generic"),
     }
 
 
-def _is_told_by_name(dtype: np.dtype[Any]) -> bool:
+def _is_numpy(value: Any, *names: str) -> bool:
+    """Whether it is of one of NumPy's types. Where NumPy is not loaded nothing is, and it is not loaded."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, tuple(attrgetter(name)(numpy) for name in names))
+
+
+def _is_told_by_name(dtype: Any) -> bool:
     """Not so of one with fields, or of another library's."""
     try:
-        return bool(np.dtype(dtype.str) == dtype)
+        return bool(sys.modules["numpy"].dtype(dtype.str) == dtype)
     except TypeError:
         return False
 
@@ -171,6 +177,8 @@ def _decode_tagged(tag: str, value: dict[str, Any], tensors: list[Any]) -> Any:
 
 
 def _decode_numpy(value: dict[str, Any]) -> Any:
+    import numpy as np
+
     dtype, data = np.dtype(value["dtype"]), base64.b85decode(value["v"])
     empty = np.zeros(value["shape"], dtype)
     array = np.frombuffer(data, dtype).reshape(empty.shape).copy() if data else empty
