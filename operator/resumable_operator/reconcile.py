@@ -95,9 +95,8 @@ class Reconciler:
         self._looked_at: dict[str, float] = {}  # start of the newest pass, on the loop's clock
         self._moving: set[str] = set()  # jobs whose ranks have done a step of the attempt that runs
         self._status_times = StatusTimes(self._settings.status_seconds, lambda: len(self._moving))
-        self._actor = Actor(
-            cluster, agents, clock, self._settings.actions_at_once, lambda name: self._settings.moment(name)
-        )
+        at_once, moment = self._settings.actions_at_once, self._settings.moment
+        self._actor = Actor(cluster, agents, clock, at_once, moment)
         self._refusals: dict[str, Refusal] = {}
         self._others: dict[str, str] = {}  # jobs that another operator looks after: its name
         self._uids: dict[str, str] = {}  # by key

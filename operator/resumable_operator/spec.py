@@ -460,9 +460,7 @@ def parse_spec(data: Any) -> JobSpec:
 
 
 _UNION_PART = ("function-", "literal[")  # how pydantic names which alternative it tried
-
-
-_MOST_TOLD = 10
+_MOST_TOLD = 10  # mistakes of one spec; of more, only how many there are
 
 
 def _as_spec_error(error: ValidationError) -> SpecError:

@@ -148,10 +148,14 @@ def _telling(head: Schema, default: Any) -> Schema:
     if isinstance(default, dict):
         words = ", ".join(f"{name} {value}" for name, value in default.items())
     else:
-        words = "" if isinstance(default, list) else str(default).lower()
+        words = "" if isinstance(default, list) else _word(default)
     if not text or not words or "Default:" in text:
         return head
     return {**head, "description": f"{text} Default: {words}."}
+
+
+def _word(default: Any) -> str:
+    return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def _without(node: Schema, *keys: str) -> Schema:

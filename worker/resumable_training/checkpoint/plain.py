@@ -19,11 +19,10 @@ from torch.distributed.tensor import DTensor
 from resumable_training.checkpoint.errors import NotPlain, Unstorable
 from resumable_training.checkpoint.frames import DTYPES
 from resumable_training.checkpoint.heads import tensor_of
-from resumable_training.checkpoint.values import MOST_NESTED, simple, too_deep
+from resumable_training.checkpoint.values import MOST_NESTED, NUMPY_KINDS, simple, too_deep
 
 PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})  # hold what they look like
 _PLAIN = (bool, float, str)
-_KINDS = "biufcSU"  # of NumPy's types: numbers and texts
 _MOST_BITS = 2000  # of an integer: torch reads no longer ones without running pickles
 
 
@@ -119,8 +118,7 @@ def require_tensor(tensor: torch.Tensor, where: str) -> None:
 
 
 def require_place(tensor: torch.Tensor, where: str) -> None:
-    """Raises Unstorable, unless a resume can put values into this one."""
-    require_tensor(tensor, where)
+    """Raises Unstorable, unless a resume can put values into this one, of a kind that can be saved."""
     part = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     if any(stride == 0 and size > 1 for stride, size in zip(part.stride(), part.shape, strict=True)):
         raise Unstorable(
@@ -194,7 +192,7 @@ class _Kind:
         self._order = str(state[1])
 
     def numpy(self) -> np.dtype[Any]:
-        if self._code[:1] not in _KINDS or not self._code[1:].isdigit() or self._order not in "<>=|":
+        if self._code[:1] not in NUMPY_KINDS or not self._code[1:].isdigit() or self._order not in "<>=|":
             raise ValueError(f"{self._code!r} is no number or text of NumPy's")
         return np.dtype(self._order + self._code)
 

@@ -154,8 +154,6 @@ class Snapshot:
     def _compare_values(self, values: Values, agreed: Agreed) -> str:
         """What ranks hold other values of, among all that each would store a slice of; "": nothing."""
         ranks = self._ranks
-        if ranks.world_size == 1:
-            return ""
         found: list[replicas.Digests] = []
 
         def look() -> dict[str, str]:

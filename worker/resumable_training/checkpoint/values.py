@@ -19,7 +19,7 @@ from resumable_training.checkpoint.errors import NotPlain
 
 MOST_NESTED = 100
 _MOST_BITS = 10_000  # of an integer, as digits: Python reads no more than 4,300 of them
-_KINDS = "biufcSU"  # of NumPy's types: numbers and texts
+NUMPY_KINDS = "biufcSU"  # of its types: numbers and texts
 _TAG = "$"
 
 
@@ -45,7 +45,7 @@ def simple(value: Any) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     if _is_numpy(value, "generic"):
-        item = value.item() if value.dtype.kind in _KINDS else value
+        item = value.item() if value.dtype.kind in NUMPY_KINDS else value
         return item if type(item) in (bool, int, float, complex, str, bytes) else value
     if isinstance(value, int):
         return int.__int__(value)
