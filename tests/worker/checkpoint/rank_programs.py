@@ -11,6 +11,7 @@ import os
 import pickle
 import queue
 import resource
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -238,6 +239,25 @@ def error_of(call: Callable[[], object]) -> str:
 def preflight_run(rank: int, world_size: int, group: Any, roots: list[str], known: bool) -> str:
     """Every rank looks at its own directory; what preflight says."""
     return error_of(lambda: make_engine(roots[rank], rank, world_size, group, known_checkpoint=known))
+
+
+def unlike_machines_run(
+    rank: int,
+    world_size: int,
+    group: Any,
+    root: str,
+    environment: dict[str, str],
+    lacking: list[int],
+    refused: list[int],
+    known: bool,
+) -> str:
+    """Some ranks lack the client of object storage, some have other keys; what preflight says."""
+    os.environ.update(environment)
+    if rank in lacking:
+        sys.modules["obstore.store"] = None  # type: ignore[assignment]
+    if rank in refused:
+        os.environ["AWS_SECRET_ACCESS_KEY"] = "another"
+    return error_of(lambda: make_engine(root, rank, world_size, group, known_checkpoint=known))
 
 
 def full_disk_run(rank: int, world_size: int, group: Any, root: str, ballast: str | None) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import pickle
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,6 +147,17 @@ def test_one_machine_that_reads_wrong_is_no_proof(tmp_path: Path) -> None:
     for (error,) in run_ranks(2, rank_programs.one_bad_reader_run, tmp_path, root):
         assert error.startswith("StorageUnavailable")
         assert "two reads of it differ" in error
+
+
+@pytest.mark.parametrize(("lacking", "known"), [([0], False), ([0, 2], True), ([0, 1, 2], False)])
+def test_ranks_that_lack_the_client_of_the_store(lacking: list[int], known: bool, tmp_path: Path) -> None:
+    """All end together with one text: which ranks, where, and what to install. A mount is not to blame."""
+    url = "s3://bucket/team"
+    why = f"{url} needs obstore: pip install 'resumable-training[worker]'"
+    ranks = ", ".join(f"{rank} (on {socket.gethostname()})" for rank in lacking)
+    text = why if len(lacking) == 3 else f"rank {ranks}: {why}"
+    found = run_ranks(3, rank_programs.unlike_machines_run, tmp_path, url, {}, lacking, [], known)
+    assert found == [f"StoreMisconfigured: {text}"] * 3
 
 
 @pytest.mark.parametrize("known", [False, True])

@@ -5,10 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import rank_programs
 import torch
 from engine_job import Job, make_state, save, start, weight
+from rank_programs import run_ranks
 from torch.distributed.checkpoint import state_dict_loader
 
+from bed.s3 import S3Server
 from resumable_training.checkpoint import TrainingState, documents, verify
 from resumable_training.checkpoint.errors import NoResumePoint, StoreOwnership, Superseded
 from resumable_training.checkpoint.listing import list_checkpoints, survey
@@ -74,6 +77,29 @@ def test_a_flipped_bit_leads_to_the_next_older_one(job: Job) -> None:
     assert (report.step, weight(state)) == (5, 5)
     assert [one.checkpoint for one in report.fallback] == ["step-00000010.1"]
     assert "falling back" in " ".join(job.warnings)
+
+
+def test_a_rank_that_lacks_the_client_ends_all_with_its_number(
+    s3: S3Server, s3_url: str, tmp_path: Path
+) -> None:
+    """Others have opened the store, and learn of it where they look for each other's files."""
+    program = rank_programs.unlike_machines_run
+    found = run_ranks(2, program, tmp_path, s3_url, s3.environment(), [1], [], False)
+    assert found[0].startswith("StoreMisconfigured: rank 1 (on ")
+    assert found[0].endswith(f"): {s3_url} needs obstore: pip install 'resumable-training[worker]'")
+    assert found[1] == found[0]
+
+
+@pytest.mark.parametrize("refused", [[0], [1]])
+def test_a_rank_that_is_refused_ends_all_with_its_number(
+    refused: list[int], s3: S3Server, s3_url: str, tmp_path: Path
+) -> None:
+    """Keys of its own that are wrong: a mistake of the user's on any rank, with the fix."""
+    program = rank_programs.unlike_machines_run
+    found = run_ranks(2, program, tmp_path, s3_url, s3.environment(), [], refused, False)
+    assert found[0].startswith("StoreMisconfigured: " + ("rank 1: " if refused == [1] else ""))
+    assert "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in found[0]
+    assert found[1] == found[0]
 
 
 def test_only_damaged_ones_are_no_fresh_start(job: Job) -> None:

@@ -18,8 +18,9 @@ from resumable_training.contract.assignment import CheckpointConfig
 def test_a_url_is_not_taken_for_a_path(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is no store of ours ends the job with its name, not in a directory of the container."""
     monkeypatch.chdir(tmp_path)
+    engine = CheckpointEngine(CheckpointConfig(directory=url), "ns/job", "uid", 1, None, 0, 1, print)
     with pytest.raises(StoreMisconfigured, match=url) as caught:
-        CheckpointEngine(CheckpointConfig(directory=url), "ns/job", "uid", 1, None, 0, 1, print)
+        engine.preflight()
     assert caught.value.exit_code == exitcodes.USER_ERROR
     assert list(tmp_path.iterdir()) == []
 
@@ -51,6 +52,14 @@ def test_the_client_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(__import__("sys").modules, "obstore.store", None)
     with pytest.raises(StoreMisconfigured, match=r"pip install 'resumable-training\[worker\]'"):
         open_store("s3://bucket/team")
+
+
+def test_a_variable_that_the_client_can_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own error is the user's to mend, and stays in one line."""
+    monkeypatch.setenv("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "banana")
+    with pytest.raises(StoreMisconfigured, match=r'^s3://bucket/team: .*"banana" as boolean: mend') as caught:
+        open_store("s3://bucket/team")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ from resumable_training.checkpoint.state import (
     require_tracked,
 )
 from resumable_training.checkpoint.store import Store
-from resumable_training.checkpoint.stores import open_store
+from resumable_training.checkpoint.stores import opened
 from resumable_training.checkpoint.verify import DAMAGED, Verdict
 from resumable_training.contract.assignment import CheckpointConfig
 from resumable_training.contract.manifest import (
@@ -84,7 +84,8 @@ class CheckpointEngine:
         ``host``: rank 0's address; saves are asynchronous then, and without it synchronous.
 
         Raises:
-            StoreMisconfigured: neither directory nor object storage is configured, or of no known kind.
+            StoreMisconfigured: neither directory nor object storage is configured. One that can't be opened
+                is refused by ``preflight``, on all ranks.
         """
         if not config.directory:
             raise StoreMisconfigured("no checkpoint directory is configured")
@@ -93,7 +94,7 @@ class CheckpointEngine:
         self._ranks = Ranks(group, rank, world_size)
         self._warn = warn
         self._retry_seconds = tuple(retry_seconds)
-        self._store = open_store(config.directory)
+        self._store = opened(config.directory)
         self._lineage = Lineage(
             self._store, job, job_uid, attempt, warn, counted=counted, retry_seconds=self._retry_seconds
         )

@@ -11,7 +11,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,11 +44,13 @@ from resumable_training.checkpoint.local import LocalStore
 from resumable_training.checkpoint.ranks import Ranks
 from resumable_training.checkpoint.retain import LEAST_KEPT
 from resumable_training.checkpoint.store import Store
+from resumable_training.checkpoint.stores import Unopened
 from resumable_training.contract.assignment import CheckpointConfig
 from resumable_training.contract.manifest import StoreIdentity
 
 SHM = Path("/dev/shm")  # noqa: S108  no file is made there
 _OLD_PROBE_SECONDS = 3600.0
+_MOST_NAMED = 8
 
 
 def preflight(
@@ -66,9 +68,11 @@ def preflight(
         warn: called on rank 0, once, with all that is no error.
 
     Raises:
-        StoreMisconfigured: not writable, not shared, no create-only writes, too small (with the fix).
+        StoreMisconfigured: not writable, not shared, no create-only writes, too small (with the fix); or it
+            can't be opened on some ranks, which are named.
         StoreOwnership: another job's store.
-        StorageUnavailable: any of these, for a job that has saved here before: then it is a broken mount.
+        StorageUnavailable: any of these but the last one of the first, for a job that has saved here before:
+            then it is a broken mount.
     """
     needs = needs or Needs()
     try:
@@ -76,7 +80,10 @@ def preflight(
     except CheckpointUserError as error:
         if not error.on_all_ranks:
             _refuse(error, [], config)
-        looks = ranks.gather(_look(needs, time.time()))
+        told = ranks.gather((_look(needs, time.time()), _why_unopened(store)))
+        looks = [look for look, _ in told]
+        if any(why for _, why in told):
+            raise StoreMisconfigured(_unopened_text([why for _, why in told], looks)) from error
         _refuse(error, _errors(judge(looks, ranks.first(lambda: _room(store, config)), [])), config)
     if _errors(findings):
         _refuse(None, _errors(findings), config)
@@ -97,6 +104,26 @@ def _refuse(failure: CheckpointUserError | None, errors: list[Finding], config: 
     if config.known_checkpoint and issubclass(kind, StoreMisconfigured):
         raise StorageUnavailable(f"{text} (It held this job's checkpoints before.)") from failure
     raise kind(text) from failure
+
+
+def _why_unopened(store: Store) -> str:
+    return str(store.why) if isinstance(store, Unopened) else ""
+
+
+def _unopened_text(whys: Sequence[str], looks: Sequence[Look]) -> str:
+    """``whys``: of each rank, "" where the store could be opened."""
+    if len(set(whys)) == 1:
+        return whys[0]
+    where: dict[str, list[str]] = {}
+    for rank, (why, look) in enumerate(zip(whys, looks, strict=True)):
+        if why:
+            where.setdefault(why, []).append(f"{rank} (on {look.host})")
+    return "; ".join(f"rank {_some(ranks)}: {why}" for why, ranks in where.items())
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
 
 
 def _look(needs: Needs, clock: float) -> Look:
@@ -172,8 +199,11 @@ def _claim(store: Store, config: CheckpointConfig, owner: str) -> _Claimed:
 
 def _leave_probe(store: Store, claimed: _Claimed, rank: int) -> tuple[str, float]:
     """Its name, and when it was written, by this rank's clock."""
-    _await_store(store, claimed.identity, claimed.host)
     name = f"{claimed.proof}-{rank:05d}"
+    try:
+        _await_store(store, claimed.identity, claimed.host)
+    except StorageRefused as error:  # this rank's credentials are not rank 0's
+        raise _judged(store, error) from error
     try:
         store.create(f"{PROBES_DIRECTORY}/{name}", socket.gethostname().encode())
     except StorageUnavailable as error:
@@ -235,7 +265,7 @@ def _await_probes(store: Store, probes: Collection[str], first_host: str) -> dic
         return not missing
 
     if not _wait_until(seen, store.visibility_seconds):
-        ranks = ", ".join(str(int(name.rpartition("-")[2])) for name in sorted(missing)[:8])
+        ranks = ", ".join(str(int(name.rpartition("-")[2])) for name in sorted(missing)[:_MOST_NAMED])
         raise _not_shared(store, first_host, f"{len(missing)} ranks' files are not seen here (rank {ranks})")
     return modified
 

@@ -84,7 +84,8 @@ class S3Store:
         environment: Mapping[str, str] | None = None,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Raises StoreMisconfigured for an URL without a bucket, and where obstore is not installed.
+        """Raises StoreMisconfigured for an URL without a bucket, for variables that make no sense, and where
+        obstore is not installed.
 
         ``environment``: ``SETTINGS`` for this store alone, above those of the process.
         ``tell``: told once of a server that is waited for.
@@ -97,6 +98,7 @@ class S3Store:
 
     def _client(self, *, retries: int, request_seconds: float | None = None) -> Client:
         try:
+            from obstore.exceptions import BaseError
             from obstore.store import S3Store as Client
         except ImportError as error:
             raise StoreMisconfigured(
@@ -105,24 +107,28 @@ class S3Store:
         patience = self._patience
         endpoint = _endpoint({**os.environ, **self._environment})
         own = {name.lower(): value for name, value in self._environment.items() if name in SETTINGS}
-        return Client(
-            self._bucket,
-            prefix=self._prefix or None,
-            config=cast(Any, {"disable_bulk_delete": True, **own}),  # not every server has bulk deletion
-            client_options={
-                "timeout": timedelta(seconds=request_seconds or patience.request),
-                "connect_timeout": timedelta(seconds=patience.connect),
-                "allow_http": endpoint.startswith("http://"),
-            },
-            retry_config={
-                "max_retries": retries,
-                "retry_timeout": timedelta(seconds=patience.retry),
-                "backoff": {
-                    "init_backoff": timedelta(seconds=patience.first_pause),
-                    "max_backoff": timedelta(seconds=patience.longest_pause),
+        try:
+            return Client(
+                self._bucket,
+                prefix=self._prefix or None,
+                config=cast(Any, {"disable_bulk_delete": True, **own}),  # not every server has bulk deletion
+                client_options={
+                    "timeout": timedelta(seconds=request_seconds or patience.request),
+                    "connect_timeout": timedelta(seconds=patience.connect),
+                    "allow_http": endpoint.startswith("http://"),
                 },
-            },
-        )
+                retry_config={
+                    "max_retries": retries,
+                    "retry_timeout": timedelta(seconds=patience.retry),
+                    "backoff": {
+                        "init_backoff": timedelta(seconds=patience.first_pause),
+                        "max_backoff": timedelta(seconds=patience.longest_pause),
+                    },
+                },
+            )
+        except BaseError as error:  # it reads more variables than we do
+            why = str(error).splitlines()[0]
+            raise StoreMisconfigured(f"{self.location}: {why}: mend that variable AWS_...") from error
 
     @property
     def location(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NoReturn, cast
 
 from resumable_training.checkpoint.errors import StoreMisconfigured
 from resumable_training.checkpoint.local import LocalStore
@@ -30,13 +31,36 @@ def open_store(
         tell: told once of a server that is waited for.
 
     Raises:
-        StoreMisconfigured: an URL that we have no store for, or its client is not installed.
+        StoreMisconfigured: an URL that we have no store for, or its client is not installed, or is
+            told what it does not understand.
     """
     if not is_url(location):
         return LocalStore(location)
     if location.startswith(S3_SCHEME):
         return S3Store(location, environment=environment, tell=tell)
     raise StoreMisconfigured(f"{location}: checkpoints go to a directory or to {S3_SCHEME}BUCKET/PREFIX")
+
+
+class Unopened:
+    """Stands for a store that can't be opened here: whatever else is asked of it raises ``why``.
+
+    One rank alone may lack the client. It must not raise before the ranks tell each other.
+    """
+
+    def __init__(self, location: str, why: StoreMisconfigured) -> None:
+        self.location = location
+        self.why = why
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise self.why
+
+
+def opened(location: str) -> Store:
+    """As ``open_store``, but what it would raise is raised at the store's first use."""
+    try:
+        return open_store(location)
+    except StoreMisconfigured as error:
+        return cast(Store, Unopened(location, error))
 
 
 def open_checkpoint(
