@@ -30,6 +30,7 @@ from resumable_operator.decide.validity import check_due
 from resumable_operator.model import JobStatus, parse_spec
 from resumable_training.contract import events, exitcodes
 from resumable_training.contract.assignment import (
+    ASKED_BY_AGENT,
     REQUEST_DRAIN,
     REQUEST_SHUTDOWN,
     REQUEST_STOP,
@@ -73,6 +74,7 @@ class World:
         self.crash_steps = 0  # or after so many steps of its attempt
         self.final_step = 0
         self.holds_ports = True  # False: agents of an older version
+        self.tells_who_asked = True  # so, too
         self.library = True  # False: the script knows torchrun's environment only
         self.problems: tuple[Problem, ...] | None = ()  # what the cluster would find in the spec
         self.quota: int | None = None  # workers that the cluster allows; more are refused
@@ -327,7 +329,7 @@ class World:
             self._kill_ranks(agent, events.STOPPED)
         elif request.kind == REQUEST_DRAIN:
             agent.state = "draining"
-            self._log(agent, events.DRAIN_REQUESTED, {"reason": request.reason, "seconds": request.seconds})
+            self._drain_requested(agent, request.reason, request.seconds, request.asked_by)
 
     # ---- faults -------------------------------------------------------------------------------------
 
@@ -533,9 +535,13 @@ class World:
 
     def _sigterm(self, agent: FakeAgent, seconds: float) -> None:
         agent.terminating, agent.die_at = True, self.now + seconds
-        self._log(agent, events.DRAIN_REQUESTED, {"reason": "sigterm", "seconds": seconds})
+        self._drain_requested(agent, "sigterm", seconds, ASKED_BY_AGENT)
         if agent.training:
             agent.state = "draining"
+
+    def _drain_requested(self, agent: FakeAgent, reason: str, seconds: float, asked_by: str | None) -> None:
+        told = {"asked_by": asked_by} if self.tells_who_asked else {}
+        self._log(agent, events.DRAIN_REQUESTED, {"reason": reason, "seconds": seconds, **told})
 
     def _log(self, agent: FakeAgent, kind: str, data: dict[str, Any]) -> None:
         attempt = agent.assignment.attempt if agent.assignment else 0

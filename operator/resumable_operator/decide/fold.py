@@ -19,6 +19,7 @@ from resumable_operator.decide.interruptions import credit_rework, recovered
 from resumable_operator.decide.observation import TimedEvent
 from resumable_operator.model import CheckpointStatus, Evidence
 from resumable_training.contract import events, exitcodes, formulas
+from resumable_training.contract.assignment import ASKED_BY_RANKS
 from resumable_training.contract.codec import ContractError, from_plain
 from resumable_training.contract.events import Event, ProgressReport, RankExit
 from resumable_training.contract.manifest import parse_checkpoint_name
@@ -26,7 +27,6 @@ from resumable_training.contract.manifest import parse_checkpoint_name
 _LARGEST = 2**53  # of whole numbers that every JSON reader keeps exactly
 _FALLBACKS: Any = tuple[dict[str, Any], ...]
 _LEFT_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
-BY_ITSELF = "began to drain by itself"  # reason of a drain that follows one
 _BOUNDS = (formulas.OPTIMUM, formulas.FIRST, formulas.DURABLE, formulas.CAP, "fixed")
 _BEFORE_RESTORED = ("setup", "rendezvous", "restoring")
 
@@ -323,13 +323,24 @@ def _hang(draft: Draft, timed: TimedEvent) -> None:
 
 
 def _drain_requested(draft: Draft, timed: TimedEvent) -> None:
-    """Also by an operator before this one, which may not have written it down. When others are asked to
-    follow ranks that drain, it is those that are to say why."""
-    if not str(timed.event.data.get("reason")).endswith(BY_ITSELF):
+    """Also by an operator before this one, which may not have written it down."""
+    data, doomed = timed.event.data, draft.attempt.doomed
+    if _somebody_asked(draft, data):
         draft.set_attempt(asked=True)
-    doomed = draft.attempt.doomed
-    if timed.event.data.get("reason") == "sigterm" and timed.worker not in doomed:
+    if data.get("reason") == "sigterm" and timed.worker not in doomed:
         draft.set_attempt(doomed=(*doomed, timed.worker))
+
+
+def _somebody_asked(draft: Draft, data: dict[str, Any]) -> bool:
+    """Not when ranks are asked to follow others that drain: it is those that are to say why.
+
+    An older agent repeats a request's reason alone. That of the drain in status was asked for by this status,
+    which has it already if somebody had asked.
+    """
+    asked_by = data.get("asked_by")
+    if asked_by is None:
+        return data.get("reason") != draft.attempt.drain_reason
+    return bool(asked_by != ASKED_BY_RANKS)
 
 
 def _attempt_ended(draft: Draft, timed: TimedEvent) -> None:

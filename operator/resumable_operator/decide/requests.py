@@ -6,6 +6,8 @@ from resumable_operator.decide.actions import SendRequest
 from resumable_operator.decide.assign import checkpoint_config, limits
 from resumable_operator.decide.draft import Draft
 from resumable_training.contract.assignment import (
+    ASKED_BY_OPERATOR,
+    ASKED_BY_RANKS,
     REQUEST_DRAIN,
     REQUEST_SETTINGS,
     REQUEST_SHUTDOWN,
@@ -20,9 +22,9 @@ def send_stop(draft: Draft, worker: str, attempt: int, reason: str, with_stacks:
 
 def send_drain(draft: Draft, worker: str, seconds: float) -> None:
     attempt = draft.attempt
-    draft.act(
-        SendRequest(worker, Request(REQUEST_DRAIN, attempt.number, attempt.drain_reason, seconds=seconds))
-    )
+    asked_by = ASKED_BY_OPERATOR if attempt.asked else ASKED_BY_RANKS
+    request = Request(REQUEST_DRAIN, attempt.number, attempt.drain_reason, seconds=seconds, asked_by=asked_by)
+    draft.act(SendRequest(worker, request))
 
 
 def send_settings(draft: Draft, worker: str) -> None:

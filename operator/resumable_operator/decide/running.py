@@ -6,7 +6,6 @@ from resumable_operator.decide.assign import settings_digest
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.draining import begin_draining
 from resumable_operator.decide.ending import begin_ending
-from resumable_operator.decide.fold import BY_ITSELF
 from resumable_operator.decide.planned import Change, planned_change
 from resumable_operator.decide.requests import send_settings
 from resumable_operator.decide.success import excused, has_succeeded
@@ -53,7 +52,7 @@ def _draining_by_itself(draft: Draft) -> Change | None:
         drains = state is not None and (state.attempt, state.state) == (draft.attempt.number, "draining")
         if drains or draft.attempt.outcomes.get(member.worker) == events.DRAINED:
             window = draft.spec.recovery.drain_seconds
-            return Change("drained", f"{member.worker} {BY_ITSELF}", window, asked=drains)
+            return Change("drained", f"{member.worker} began to drain by itself", window, asked=drains)
     return None
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from world import World
 
+from resumable_operator.decide.actions import Action, SendRequest
 from resumable_operator.decide.failure import judge, of_leaving
 from resumable_operator.model import AttemptStatus
 from resumable_training.contract import events, exitcodes
+from resumable_training.contract.assignment import ASKED_BY_RANKS, REQUEST_DRAIN
 from resumable_training.contract.codec import to_plain
 from resumable_training.contract.events import RankExit
 
@@ -34,6 +38,10 @@ def world_of(workers: int, library: bool = True) -> World:
     )
     world.library = library
     return world
+
+
+def is_drain(action: Action) -> TypeGuard[SendRequest]:
+    return isinstance(action, SendRequest) and action.request.kind == REQUEST_DRAIN
 
 
 def numbers(world: World) -> int:
@@ -116,17 +124,24 @@ def test_a_member_lost_while_forming_again_and_again() -> None:
     assert world.job.status.backoff_count > 3
 
 
+@pytest.mark.parametrize("tells_who_asked", [True, False])
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("library", [True, False])
-def test_drained_unasked(workers: int, library: bool) -> None:
-    """An exit code that says drained, when nobody had asked, is the script's own error, and told as that."""
+def test_drained_unasked(workers: int, library: bool, tells_who_asked: bool) -> None:
+    """An exit code that says drained, when nobody had asked, is the script's own error, and told as that.
+
+    Other ranks are asked to follow; that is no sign that anybody asked, nor from agents that tell no more.
+    """
     world = world_of(workers, library)
+    world.tells_who_asked = tells_who_asked
     world.crash_code = exitcodes.DRAINED
     world.run(60.0, until="Failed")
     status = world.job.status
     assert status.interruption_counts == {"crash": 4}
     assert status.failure_class == "user"
     assert "nobody had asked it to drain" in status.reason
+    requests = [action.request for plan in world.plans for action in plan.actions if is_drain(action)]
+    assert {request.asked_by for request in requests} == ({ASKED_BY_RANKS} if workers > 1 else set())
 
 
 def test_drained_as_an_operator_before_asked() -> None:

@@ -14,7 +14,7 @@ from resumable_operator.decide.observation import Disruption
 from resumable_operator.decide.plan import decide
 from resumable_operator.model import BudgetStatus
 from resumable_training.contract import events, exitcodes
-from resumable_training.contract.assignment import REQUEST_DRAIN, REQUEST_STOP
+from resumable_training.contract.assignment import ASKED_BY_OPERATOR, REQUEST_DRAIN, REQUEST_STOP
 from resumable_training.contract.codec import to_plain
 from resumable_training.contract.events import RankExit
 
@@ -39,6 +39,7 @@ def test_preemption_with_grace_loses_nothing() -> None:
     plan = world.step()
     assert {send.worker for send in drains(plan)} == {"train-0-1", "train-1-1", "train-2-1"}
     assert all(send.request.seconds == pytest.approx(4.0) for send in drains(plan))
+    assert {send.request.asked_by for send in drains(plan)} == {ASKED_BY_OPERATOR}
     world.run(2.0)
     status = world.job.status
     assert (status.phase, status.attempt.number, status.size) == ("Running", 2, 2)

@@ -318,6 +318,26 @@ def test_a_rank_that_returns_0_beside_a_real_failure_is_not() -> None:
     assert (verdict.evidence.rank, verdict.evidence.code) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("told", "asked"),
+    [
+        ({"reason": "r", "asked_by": "operator"}, True),
+        ({"reason": "sigterm", "asked_by": "agent"}, True),
+        ({"reason": "r", "asked_by": "ranks"}, False),
+        ({"reason": "r", "asked_by": "what a newer one knows"}, True),
+        ({"reason": "r"}, True),  # an older agent, asked by an operator that wrote nothing down
+        ({"reason": "r", "asked_by": None}, True),  # or one that an older operator asked
+        ({"reason": "autonomy"}, True),
+        ({"reason": "w-1-1 began to drain by itself"}, False),  # as status has it
+    ],
+)
+def test_who_asked_for_a_drain(told: dict[str, Any], asked: bool) -> None:
+    """Others that are told to follow ranks which drain are no sign that anybody had asked those."""
+    attempt = BASE.attempt.model_copy(update={"drain_reason": "w-1-1 began to drain by itself"})
+    status = BASE.model_copy(update={"attempt": attempt})
+    assert fold([event(events.DRAIN_REQUESTED, 1, seconds=5.0, **told)], status).attempt.asked is asked
+
+
 def _found(step: int, name: str = "step-00000020.1") -> TimedEvent:
     return event(events.RESTORED, 1, 112.0, step=step, samples=8 * step, checkpoint=name)
 

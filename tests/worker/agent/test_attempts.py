@@ -254,7 +254,7 @@ def test_settings_reach_agent_and_ranks(tmp_path: Path) -> None:
         wait_until(lambda: "drain_requested" in agent.own_log(), "a drain without an operator")
         assert agent.ended() == events.DRAINED
         asked = agent.wait_event(events.DRAIN_REQUESTED)
-        assert asked.data["reason"] == "autonomy"
+        assert (asked.data["reason"], asked.data["asked_by"]) == ("autonomy", "agent")
 
 
 def test_scripts_without_the_library_are_reported_as_such(tmp_path: Path) -> None:

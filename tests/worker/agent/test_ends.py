@@ -49,12 +49,12 @@ def test_drain_on_the_socket(tmp_path: Path) -> None:
     with AgentProcess(tmp_path, LONG) as agent:
         agent.begin(ranks=2)
         agent.wait_event(events.PROGRESS)
-        agent.request("drain", reason="scale", seconds=20.0)
-        agent.request("drain", reason="scale", seconds=20.0)
+        agent.request("drain", reason="scale", seconds=20.0, asked_by="operator")
+        agent.request("drain", reason="scale", seconds=20.0, asked_by="operator")
         assert agent.ended() == events.DRAINED
         found = agent.events()
         asked = [event.data for event in found if event.kind == events.DRAIN_REQUESTED]
-        assert asked == [{"reason": "scale", "seconds": 20.0}]
+        assert asked == [{"reason": "scale", "seconds": 20.0, "asked_by": "operator"}]
         assert {e.data["code"] for e in found if e.kind == events.RANK_EXITED} == {80}
         assert any(event.kind == events.CHECKPOINT for event in found)
 
@@ -112,7 +112,8 @@ def test_sigterm_drains_and_leaves(tmp_path: Path) -> None:
         next(stream)
         assert agent.kill(signal.SIGTERM) == 0
         rest = list(stream)
-        assert {"reason": "sigterm", "seconds": 60.0} in [e.data for e in rest]
+        told = {"reason": "sigterm", "seconds": 60.0, "asked_by": "agent"}
+        assert told in [e.data for e in rest]
         assert rest[-1].kind == events.ATTEMPT_ENDED
         assert rest[-1].data["outcome"] == events.DRAINED
 

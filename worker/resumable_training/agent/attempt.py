@@ -237,14 +237,18 @@ class Attempt:
 
     # what the operator asks ---------------------------------------------------------------------------
 
-    def drain(self, reason: str, seconds: float) -> None:
-        """Ask for a planned end within ``seconds``. Asking again can only make the window shorter."""
+    def drain(self, reason: str, seconds: float, asked_by: Optional[str]) -> None:
+        """Ask for a planned end within ``seconds``. Asking again can only make the window shorter.
+
+        ``asked_by``: as ``Request.asked_by``; the operator reads it in the event.
+        """
         if self.ending:
             return
         now = time.monotonic()
         if self.drain_state is None:
             self.drain_state = Drain(reason, now, now + seconds)
-            self._emit(events.DRAIN_REQUESTED, {"reason": reason, "seconds": seconds})
+            data = {"reason": reason, "seconds": seconds, "asked_by": asked_by}
+            self._emit(events.DRAIN_REQUESTED, data)
         elif now + seconds < self.drain_state.deadline:
             self.drain_state = replace(self.drain_state, deadline=now + seconds)
         else:

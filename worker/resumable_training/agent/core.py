@@ -176,12 +176,12 @@ class Agent:
         attempt = self._running()
         seconds = attempt.limits.drain_seconds if attempt else self.spec.drain_seconds
         if attempt is None or attempt.drain_state is not None:
-            data = {"reason": "sigterm", "seconds": seconds}
+            data = {"reason": "sigterm", "seconds": seconds, "asked_by": assignment.ASKED_BY_AGENT}
             self.emit(events.DRAIN_REQUESTED, self._number(), data)
         if attempt is None:
             self.leave(EXIT_SIGTERM)
             return
-        attempt.drain("sigterm", seconds)
+        attempt.drain("sigterm", seconds, assignment.ASKED_BY_AGENT)
         await attempt.finished.wait()
         self.leave(EXIT_FAILED if attempt.outcome == events.FAILED else 0)
 
@@ -204,7 +204,7 @@ class Agent:
         alone = now - self._heard_at
         if alone > attempt.limits.autonomy_seconds and attempt.drain_state is None:
             self.warn("no operator for %d s: draining" % alone)
-            attempt.drain("autonomy", attempt.limits.drain_seconds)
+            attempt.drain("autonomy", attempt.limits.drain_seconds, assignment.ASKED_BY_AGENT)
 
     # what the server asks (server.Api) ------------------------------------------------------------------
 
@@ -357,7 +357,8 @@ class Agent:
         elif attempt is None:
             return
         elif request.kind == assignment.REQUEST_DRAIN:
-            attempt.drain(request.reason or "request", request.seconds or attempt.limits.drain_seconds)
+            seconds = request.seconds or attempt.limits.drain_seconds
+            attempt.drain(request.reason or "request", seconds, request.asked_by)
         elif request.kind == assignment.REQUEST_STOP:
             await attempt.stop(request.with_stacks)
         elif request.kind == assignment.REQUEST_SETTINGS:

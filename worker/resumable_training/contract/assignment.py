@@ -112,6 +112,11 @@ REQUESTS = (
     REQUEST_CUT_NETWORK,
 )
 
+# Who wants a drain
+ASKED_BY_OPERATOR = "operator"
+ASKED_BY_AGENT = "agent"  # its pod is being ended, or it heard no operator for too long
+ASKED_BY_RANKS = "ranks"  # some drain, and nobody is known to have asked: the others are to follow
+
 
 @dataclass(frozen=True)
 class Request:
@@ -122,6 +127,7 @@ class Request:
     reason: str = ""
     seconds: float = 0.0  # drain: the window; cut-network: how long
     scope: str = "all"  # cut-network: "all", or "operator" (neighbours' heartbeats still answered)
+    asked_by: Optional[str] = None  # drain: one of ``ASKED_BY_...``; None: an operator that does not tell
     with_stacks: bool = False  # stop: first write the ranks' stacks to their logs
     limits: Optional[Limits] = None
     checkpoint: Optional[CheckpointConfig] = None

@@ -36,7 +36,9 @@ RANK_EXITED = "rank_exited"  # contract.events.RankExit
 HANG = "hang"  # {rank, phase, silent_ms, stopped: bool, limit_ms}
 PEER_UNREACHABLE = "peer_unreachable"  # {worker}: the ring neighbour does not answer
 PEER_REACHABLE = "peer_reachable"  # {worker}
-DRAIN_REQUESTED = "drain_requested"  # {reason, seconds}; reason "sigterm" when the pod is being ended
+# {reason, seconds, asked_by: the request's, or assignment.ASKED_BY_AGENT}; reason "sigterm" when the pod is
+# being ended
+DRAIN_REQUESTED = "drain_requested"
 # {outcome: one of OUTCOMES, storing: what a dead rank had copied may yet become a checkpoint}: all ranks of
 # this worker are reaped
 ATTEMPT_ENDED = "attempt_ended"
