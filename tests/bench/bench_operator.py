@@ -6,8 +6,8 @@ bench-operator`` runs it; it prints a table and writes tests/bench/results/opera
 
 Measured in turn, at each size: all jobs started from nothing; CPU and requests while they train; workers
 that fail, one of them in every other job with a replacement awaited, then in the others going on smaller at
-once; the operator killed and started again; the same objects under a naive kopf operator. ``--peer jobset``
-adds the same jobs as JobSets (``peer_jobset``), on an API server of their own.
+once, at each rate; the operator killed and started again; the same objects under a naive kopf operator.
+``--peer jobset`` adds the same jobs as JobSets (``peer_jobset``), on an API server of their own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
+import math
 import os
 import platform
 import shutil
@@ -36,6 +37,7 @@ import peer_jobset
 import peer_table
 import yaml
 from operator_process import AGENT_IMAGE, grant
+from operator_table import MODES, rate_name
 from plane_requests import PlaneRequests, each, rates
 from sim_cluster import Simulator
 from sim_measure import CpuMeter, Scrape, grown, load, memory_mb, page, pulse, scraper, spread
@@ -66,8 +68,8 @@ class Plan:
 
     jobs: int
     workers: int
-    strikes: int  # in each mode
-    rate: float  # strikes a second
+    strikes: int  # in each mode, at each rate
+    rates: tuple[float, ...]  # strikes a second
     settle_seconds: float
     idle_seconds: float
     starts: int
@@ -176,20 +178,31 @@ class Bench:
                 self.plane.api.patch(path(f"{GROUP}/{VERSION}", PLURAL, NAMESPACE, name), change)
         time.sleep(self.plan.settle_seconds)
 
-    def strikes(self, mode: str, idle: Raw) -> Raw:
-        """Recoveries of the jobs of this mode, at the plan's rate."""
-        jobs = [f"{NAMESPACE}/{name}" for name in job_names(self.plan.jobs) if mode_of(name) == mode]
-        jobs = [jobs[number % len(jobs)] for number in range(self.plan.strikes)]
+    def all_strikes(self, idle: Raw) -> dict[str, Raw]:
+        """Recoveries in both modes, by rate."""
+        found: dict[str, Raw] = {name: {} for name in map(rate_name, self.plan.rates)}
+        for mode in MODES:
+            if mode == "shrink":
+                self.allow_to_shrink()
+            for turn, rate in enumerate(self.plan.rates):
+                found[rate_name(rate)][mode] = self.strikes(mode, rate, turn, idle)
+        return found
+
+    def strikes(self, mode: str, rate: float, turn: int, idle: Raw) -> Raw:
+        """Recoveries of the jobs of this mode at this rate. ``turn``: how often they were struck before."""
+        names_of_mode = [name for name in job_names(self.plan.jobs) if mode_of(name) == mode]
+        chosen = in_turn(names_of_mode, self.plan.strikes, skipped=turn * self.plan.strikes)
+        jobs = [f"{NAMESPACE}/{name}" for name in chosen]
         self.simulator.do("mark")
         before, asked, meter = Scrape.of(PORT), PlaneRequests.of(self.plane), self._meter()
         with scraper(PORT) as scrapes, pulse(PORT) as beats:
-            found = self.simulator.do("strike", jobs=jobs, rate=self.plan.rate)
+            found = self.simulator.do("strike", jobs=jobs, rate=rate)
         seconds, shares, after = meter.seconds, meter.shares(), Scrape.of(PORT)
         seen = self.simulator.do("seen")
         routine = {kind: rate * (after.at - before.at) for kind, rate in idle["requests_per_second"].items()}
         requests = grown(_requests(before), _requests(after))
         times = [run["seconds"] for run in found if run["seconds"] is not None]
-        say(f"{mode}: {json.dumps(spread(times))}")
+        say(f"{mode}, {rate_name(rate)} a second: {json.dumps(spread(times))}")
         return {
             "recoveries": len(times),
             "never": len(found) - len(times),
@@ -207,10 +220,10 @@ class Bench:
                 asked, PlaneRequests.of(self.plane), idle["plane_requests_per_second"], len(found)
             ),
             "cpu": shares,
-            "cpu_ms_per_recovery": 1000
-            * (shares["operator"] - idle["cpu"]["operator"])
-            * seconds
-            / len(found),
+            "cpu_ms_per_recovery": {
+                name: 1000 * (share - idle["cpu"][name]) * seconds / len(found)
+                for name, share in shares.items()
+            },
             "scrape_seconds": spread(scrapes.seconds),
             "simulator_lag_p99": seen["lag_p99"],
             "load": load(),
@@ -245,9 +258,7 @@ class Bench:
         say(f"{plan.jobs} jobs train after {results['cold_start']['seconds']:.1f} s")
         time.sleep(plan.settle_seconds)
         results["idle"] = self.idle()
-        results["replace"] = self.strikes("replace", results["idle"])
-        self.allow_to_shrink()
-        results["shrink"] = self.strikes("shrink", results["idle"])
+        results["rates"] = self.all_strikes(results["idle"])
         results["memory_mb"] = memory_mb(self.operator.pid)
         results["starts"] = [self.restart() for _ in range(plan.starts)]
         self.operator.kill()
@@ -304,8 +315,15 @@ def job_names(count: int) -> list[str]:
     return [f"gpt-{number:04d}" for number in range(count)]
 
 
+def in_turn(names: list[str], count: int, skipped: int) -> list[str]:
+    """So many of these, again and again from the first to the last."""
+    return [names[number % len(names)] for number in range(skipped, skipped + count)]
+
+
 def mode_of(name: str) -> str:
-    """Every other job waits for a replacement; the others go on with the survivors at once."""
+    """Every other job waits for a replacement; the others go on with the survivors at once. One of those that
+    is struck again has the replacement by then, and keeps the size that it has.
+    """
     return "shrink" if int(name[-4:]) % 2 else "replace"
 
 
@@ -363,12 +381,12 @@ KEPT = RESULTS / "operator-logs"
 
 
 def beside(plan: Plan) -> Raw:
-    """The peer at the same size, with the same failures."""
+    """The peer at the same size, with the same failures, at the last rate."""
     return peer_jobset.measure(
         plan.jobs,
         plan.workers,
         strikes=plan.strikes,
-        rate=plan.rate,
+        rate=plan.rates[-1],
         settle_seconds=plan.settle_seconds,
         idle_seconds=plan.idle_seconds,
         starts=plan.starts,
@@ -390,13 +408,27 @@ def raise_loopback() -> None:
         fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh14x", name, up))  # SIOCSIFFLAGS
 
 
+def rate_of(text: str) -> float:
+    """Raises: ValueError, ArgumentTypeError: that is none."""
+    rate = float(text)
+    if not 0 < rate < math.inf:
+        raise argparse.ArgumentTypeError(f"nothing fails {text} times a second")
+    return rate
+
+
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sizes", default="200x5,1000x10", help="JOBSxWORKERS, several with commas")
-    parser.add_argument("--strikes", type=int, default=250, help="failures in each mode")
-    parser.add_argument("--rate", type=float, default=4.0, help="failures a second")
+    parser.add_argument("--strikes", type=int, default=250, help="failures in each mode, at each rate")
+    parser.add_argument(
+        "--rate",
+        type=rate_of,
+        nargs="+",
+        default=[1.0, 4.0],
+        help="failures a second, one after the other; the peer has the last",
+    )
     parser.add_argument("--settle", type=float, default=20.0, help="seconds between start and measurement")
     parser.add_argument("--idle", type=float, default=60.0, help="seconds of watching how nothing happens")
     parser.add_argument("--starts", type=int, default=2, help="times that the operator is started anew")
@@ -406,7 +438,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=RESULTS / "operator.json")
     parser.add_argument("--operator-option", action="append", default=[], help="for the operator; repeat")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if len(set(map(rate_name, options.rate))) < len(options.rate):
+        parser.error("--rate: the same rate twice")
+    return options
 
 
 def main() -> None:
@@ -422,7 +457,7 @@ def main() -> None:
             jobs,
             workers,
             options.strikes,
-            options.rate,
+            tuple(options.rate),
             options.settle,
             options.idle,
             options.starts,
@@ -445,7 +480,8 @@ def main() -> None:
         print("", *table, sep="\n")
     if options.write_docs:
         part = options.peer or operator_table.PART
-        print(f"written: {operator_table.write(table, options.strikes, options.rate, part)}")
+        told = options.rate[-1:] if options.peer else options.rate
+        print(f"written: {operator_table.write(table, options.strikes, told, part)}")
 
 
 if __name__ == "__main__":

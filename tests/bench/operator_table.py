@@ -1,10 +1,13 @@
-"""What bench_operator.py measured, for people: one column a size. ``--write-docs``: docs/operator-cost.md."""
+"""What bench_operator.py measured, for people: one column a size. ``--write-docs``: docs/operator-cost.md.
+
+What depends on how many workers fail a second has a part for each rate, with its rows under its name.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +16,22 @@ from measured_page import DOCS, replace_measured
 PAGE = DOCS / "operator-cost.md"
 PART = "measured"  # the part of the page that has this table; the one beside a peer is in the peer's part
 MODES = ("replace", "shrink")
+TITLE = 48  # characters
 Raw = dict[str, Any]
 
-ROWS: tuple[tuple[str, str], ...] = (
+RATE_ROWS: tuple[tuple[str, str], ...] = (  # of one rate
     ("pod failed -> all assigned, replaced: p50 s", "replace.seconds.p50"),
     ("                                      p99 s", "replace.seconds.p99"),
     ("pod failed -> all assigned, smaller:  p50 s", "shrink.seconds.p50"),
     ("                                      p99 s", "shrink.seconds.p99"),
     ("requests a recovery, replaced", "replace.requests"),
     ("                     smaller", "shrink.requests"),
+    ("CPU meanwhile: operator, cores", "cpu.operator"),
+    ("               API server, cores", "cpu.kube-apiserver"),
+    ("               simulator, cores", "cpu.simulator"),
+    ("               with etcd and all else, cores", "cpu.all"),
+)
+ROWS: tuple[tuple[str, str], ...] = (
     ("start -> synced, s", "start.synced"),
     ("start -> all jobs seen, s", "start.all_jobs_seen"),
     ("start -> all agents followed, s", "start.all_agents_followed"),
@@ -49,35 +59,57 @@ WORDS = {
 }
 
 
+def rate_name(rate: float) -> str:
+    """Of a rate, among the results and for people."""
+    return f"{rate:g}"
+
+
 def lines(sizes: dict[str, Raw]) -> list[str]:
     """The table, and the growth from the first size to the last. What no size was asked for is left out."""
-    several = len(sizes) > 1
-    table = [f"{'':<48}" + "".join(f"{size:>10}" for size in sizes) + ("    growth" if several else "")]
-    for title, where in ROWS:
-        values = [dig(_with_sums(found), where) for found in sizes.values()]
+    head = f"{'':<{TITLE}}" + "".join(f"{size:>10}" for size in sizes)
+    table = [head + ("    growth" if len(sizes) > 1 else "")]
+    for rate in dict.fromkeys(rate for found in sizes.values() for rate in found["rates"]):
+        table.append(f"{rate} {'failure' if rate == '1' else 'failures'} a second:")
+        at_rate = [_rate_with_sums(found["rates"].get(rate, {})) for found in sizes.values()]
+        table += (f"  {row}" for row in _rows(RATE_ROWS, at_rate, TITLE - 2))
+    return [*table, *_rows(ROWS, [_with_best_start(found) for found in sizes.values()], TITLE)]
+
+
+def _rows(rows: Sequence[tuple[str, str]], columns: list[Raw], width: int) -> Iterator[str]:
+    for title, where in rows:
+        values = [dig(column, where) for column in columns]
         if all(value is None for value in values):
             continue
         shown = "".join(f"{value:>10.2f}" if value is not None else f"{'-':>10}" for value in values)
-        grown = values[-1] / values[0] if values[0] and values[-1] else None
-        growth = f"{grown:>9.1f}x" if grown is not None else f"{'-':>10}"
-        table.append(f"{title:<48}{shown}" + (growth if several else ""))
-    return table
+        yield f"{title:<{width}}{shown}" + (_growth(values[0], values[-1]) if len(values) > 1 else "")
+
+
+def _growth(first: float | None, last: float | None) -> str:
+    return f"{last / first:>9.1f}x" if first and last else f"{'-':>10}"
 
 
 def ways(sizes: dict[str, Raw]) -> Iterator[str]:
     """Which requests recoveries made, where their time went, and what waited for what."""
-    for size, found in sizes.items():
-        for mode in MODES:
-            yield f"requests per recovery, {size}, {mode}: {found[mode]['requests_per_recovery']}"
-    for size, found in sizes.items():
-        for mode in MODES:
-            yield from _way(f"{size}, {mode}", found[mode])
+    for title, found in _each(sizes):
+        yield f"requests per recovery, {title}: {found['requests_per_recovery']}"
+    for title, found in _each(sizes):
+        yield from _way(title, found)
 
 
-def write(table: list[str], strikes: int, rate: float, part: str = PART) -> Path:
+def _each(sizes: dict[str, Raw]) -> Iterator[tuple[str, Raw]]:
+    """Every series of recoveries: of each size, at each rate, in each mode."""
+    for size, found in sizes.items():
+        for rate, modes in found["rates"].items():
+            for mode in MODES:
+                yield f"{size}, {rate} a second, {mode}", modes[mode]
+
+
+def write(table: list[str], strikes: int, rates: Sequence[float], part: str = PART) -> Path:
     """Put a table into ``part`` of the page; the page's path."""
     where = f"{os.cpu_count()} cores, which everything shares, Python {platform.python_version()}"
-    how = f"{strikes} failures of each kind, {rate:g} a second on average, of jobs in turn"
+    often = " and ".join(map(rate_name, rates)) + " a second on average"
+    each = "" if len(rates) == 1 else " at each rate"
+    how = f"{strikes} failures of each kind{each}, {often}, of jobs in turn"
     replace_measured(PAGE, "\n".join([f"On {where}; {how}.", "", "```", *table, "```"]), part)
     return PAGE
 
@@ -98,13 +130,26 @@ def _way(title: str, found: Raw) -> Iterator[str]:
     loop, cpu = found["loop_seconds"], found["cpu"]
     yield f"  operator: {waits}; /healthz p50 {loop['p50']:.3f} p99 {loop['p99']:.3f} s"
     yield "  cores: " + ", ".join(f"{name} {share:.2f}" for name, share in cpu.items())
+    ms = found["cpu_ms_per_recovery"]
+    yield "  CPU ms a recovery, beyond what is used anyway: " + ", ".join(
+        f"{name} {ms[name]:.0f}" for name in ms
+    )
 
 
-def _with_sums(found: Raw) -> Raw:
-    """A size's results, and what is told of them in one number: the best start, a recovery's requests."""
-    sums = {
-        mode: {**found[mode], "requests": sum(found[mode]["requests_per_recovery"].values())}
+def _rate_with_sums(modes: Raw) -> Raw:
+    """The series of a rate; requests of a recovery as one number, and CPU of both series as one: each lasts
+    as long as the other."""
+    found = {
+        mode: {**modes[mode], "requests": sum(modes[mode]["requests_per_recovery"].values())}
         for mode in MODES
-        if mode in found
+        if mode in modes
     }
-    return {**found, **sums, "start": min(found["starts"], key=lambda start: start["synced"], default={})}
+    shares = [series["cpu"] for series in found.values()]
+    if not shares:
+        return {}
+    cpu = {name: sum(share[name] for share in shares) / len(shares) for name in shares[0]}
+    return {**found, "cpu": {**cpu, "all": sum(cpu.values())}}
+
+
+def _with_best_start(found: Raw) -> Raw:
+    return {**found, "start": min(found["starts"], key=lambda start: start["synced"], default={})}

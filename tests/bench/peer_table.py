@@ -1,4 +1,7 @@
-"""The operator beside its peer, for people: of one run of the benchmark, two columns a size."""
+"""The operator beside its peer, for people: of one run of the benchmark, two columns a size.
+
+The peer is measured at one rate of failures, the last; so that is what is told of ours.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +45,15 @@ def lines(sizes: dict[str, Raw], peer: str) -> list[str]:
     for title, ours, theirs in ROWS:
         values = []
         for found in chosen.values():
-            values += [dig(with_sums(found), ours), dig(with_sums(found[peer]), theirs)]
+            values += [dig(with_sums(at_last_rate(found)), ours), dig(with_sums(found[peer]), theirs)]
         table.append(f"{title:<44}" + "".join(f"{_shown(value):>{width}}" for value in values))
     return table
+
+
+def at_last_rate(found: Raw) -> Raw:
+    """Our results, with the recoveries at that rate."""
+    *_, modes = found["rates"].values()
+    return {**found, **modes}
 
 
 def with_sums(found: Raw) -> Raw:

@@ -148,9 +148,12 @@ async def test_a_recovery_ends_with_the_last_new_pod() -> None:
 
 
 SIDE = {"plane_requests_per_recovery": {"POST pods": 1.0, "PUT jobs": 2.5}, "cpu": {"kube-apiserver": 0.5}}
-OURS = {
+AT_PEERS_RATE = {
     "replace": {**SIDE, "seconds": {"p50": 0.04, "p99": 0.12}, "recoveries": 25, "never": 0},
     "shrink": {"seconds": {"p50": 0.1, "p99": 0.2}},
+}
+OURS = {
+    "rates": {"1": {"replace": {}, "shrink": {}}, "2": AT_PEERS_RATE},
     "starts": [{"synced": 3.0, "all_jobs_seen": 4.0}, {"synced": 2.0, "all_jobs_seen": 3.5}],
     "memory_mb": {"rss": 120.4},
 }
