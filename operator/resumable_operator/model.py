@@ -283,6 +283,11 @@ class JobStatus(StatusModel):
     loss: float | None = Field(default=None, description="Newest loss that the script reported.")
     step_seconds: float = Field(default=0.0, description="Recent duration of a step.")
     checkpoint: CheckpointStatus | None = Field(default=None, description="The newest complete checkpoint.")
+    saved_samples: int = Field(
+        default=0,
+        description="Most samples that a checkpoint has held: one that holds more gives budgets back. Begins "
+        "anew where resumeFrom has the job go on.",
+    )
     budgets: BudgetStatus = Field(
         default=BudgetStatus(),
         description="Endings charged and not yet given back; see spec.recovery.budgets.",

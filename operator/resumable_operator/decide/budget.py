@@ -1,7 +1,7 @@
 """Budgets: how many endings of a class a job may have before it is given up.
 
-Kept in status, windowed, and given back by checkpoint progress, so that a healthy job survives months of
-preemptions while one that fails at the same step again and again stops soon.
+Kept in status, windowed, and given back by a checkpoint of more samples than any before, so that a healthy
+job survives months of preemptions while one that fails at the same step again and again stops soon.
 """
 
 from __future__ import annotations

@@ -204,11 +204,11 @@ def _begins_at(draft: Draft, step: int, samples: int) -> None:
 
 
 def _restored(draft: Draft, timed: TimedEvent) -> None:
-    data = timed.event.data
-    _begins_at(draft, _count(data, "step"), _count(data, "samples"))
+    data, samples = timed.event.data, _count(timed.event.data, "samples")
+    _begins_at(draft, _count(data, "step"), samples)
     wanted = draft.spec.checkpoint.resume_from
     if wanted is not None and wanted != draft.status.resumed_from:
-        draft.set(resumed_from=wanted)
+        draft.set(resumed_from=wanted, saved_samples=samples)
         draft.reserve()
     else:
         _note_found(draft, timed)
@@ -228,12 +228,25 @@ def _note_found(draft: Draft, timed: TimedEvent) -> None:
     if before is not None:
         costs = before.model_dump(exclude={"name", "step", "samples", "at"})
         found = found.model_copy(update=costs)
-    draft.set(
-        checkpoint=found,
-        budgets=give_back(draft.status.budgets),
-        ledger=ledger.commit(draft.status.ledger),
-    )
+    _credit(draft, samples)
+    draft.set(checkpoint=found)
     draft.reserve()
+
+
+def _credit(draft: Draft, samples: int) -> None:
+    """A checkpoint is progress when none before has held as many samples.
+
+    One that is saved again, since a later one proved damaged, is not: else a job whose checkpoints are all
+    damaged would go on for ever at no cost.
+    """
+    made = draft.status.checkpoint
+    before = draft.status.saved_samples or (made.samples if made is not None else -1)  # an older operator's
+    if samples > before:
+        draft.set(
+            saved_samples=samples,
+            budgets=give_back(draft.status.budgets),
+            ledger=ledger.commit(draft.status.ledger),
+        )
 
 
 def _checkpoint(draft: Draft, timed: TimedEvent) -> None:
@@ -253,8 +266,7 @@ def _checkpoint(draft: Draft, timed: TimedEvent) -> None:
         interval_seconds=_seconds(data, "interval_seconds"),
         interval_bound=bound if (bound := data.get("interval_bound")) in _BOUNDS else "",
     )
-    if before is None or made.samples > before.samples:
-        draft.set(budgets=give_back(draft.status.budgets), ledger=ledger.commit(draft.status.ledger))
+    _credit(draft, made.samples)
     draft.set(checkpoint=made)
     if made.step > draft.status.step:  # what it holds has been done, though no report has come yet
         draft.set(

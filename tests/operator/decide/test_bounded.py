@@ -7,7 +7,7 @@ from typing import TypeGuard
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from world import World
+from world import SAMPLES_PER_STEP, World
 
 from resumable_operator.decide.actions import Action, SendRequest
 from resumable_operator.decide.failure import judge, of_leaving
@@ -109,6 +109,25 @@ def strike(world: World, fault: str, code: int) -> bool:
     else:
         world.kill_worker(victim)
     return True
+
+
+@pytest.mark.parametrize("end", [*CODES, "kill_rank", "kill_worker"])
+def test_each_new_checkpoint_is_damaged(end: int | str) -> None:
+    """Attempts save, now at one step and now at another, and end; what they saved can't be resumed. That is
+    no progress, however often."""
+    world = world_of(1)
+    world.crash_code, world.crash_steps = (end, 5) if isinstance(end, int) else (None, 0)
+    until = world.now + SECONDS
+    while world.now < until and not world.job.status.finished_at and numbers(world) <= MOST:
+        world.save_every = 3 + numbers(world) % 2
+        group = world.groups.get(numbers(world))
+        if isinstance(end, str) and group is not None and group.steps_done >= 5:
+            strike(world, end, 1)
+        world.step()
+        world.tick()
+        world.committed = 0
+    assert world.job.status.phase == "Failed"
+    assert world.job.status.saved_samples == 4 * SAMPLES_PER_STEP
 
 
 def test_a_member_lost_while_forming_again_and_again() -> None:

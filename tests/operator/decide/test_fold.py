@@ -133,6 +133,44 @@ def test_a_new_checkpoint_gives_budgets_back() -> None:
     assert folded.must_write
 
 
+def _saves(status: JobStatus, samples: list[int]) -> tuple[JobStatus, list[bool]]:
+    """After saves of so many samples, one by one; which of them gave budgets back."""
+    given_back = []
+    for seq, count in enumerate(samples, 1):
+        spent = status.model_copy(update={"budgets": BudgetStatus(user_error=(105.0,))})
+        told = event(events.CHECKPOINT, seq, checkpoint=f"step-{count}", step=count // 8, samples=count)
+        status = fold([told], spent).status
+        given_back.append(status.budgets == BudgetStatus())
+    return status, given_back
+
+
+@given(st.lists(st.integers(0, 9), max_size=8))
+def test_what_was_saved_before_is_no_progress(samples: list[int]) -> None:
+    """Whatever proved damaged in between, only what goes beyond all that was saved gives budgets back."""
+    status, given_back = _saves(BASE, samples)
+    assert given_back == [count > max(samples[:at], default=-1) for at, count in enumerate(samples)]
+    assert status.saved_samples == max(samples, default=0)
+
+
+def test_a_status_without_the_most_samples_saved() -> None:
+    """An older operator kept none: the newest checkpoint that it knew of has been counted."""
+    made = CheckpointStatus(name="step-10", step=10, samples=80, at=101.0)
+    status = BASE.model_copy(update={"checkpoint": made})
+    assert _saves(status, [72, 88, 80])[1] == [False, True, False]
+
+
+def test_the_most_samples_saved_begin_anew_where_the_user_says() -> None:
+    """Who goes back on purpose makes progress from there. It holds once, and not for later falls behind."""
+    before, _ = _saves(BASE, [800])
+    spec = {"workers": {"replicas": 1}, "checkpoint": {"resumeFrom": "step-00000010.1"}}
+    back = fold([event(events.RESTORED, 9, step=10, samples=80)], before, spec).status
+    assert back.saved_samples == 80
+    again = fold([event(events.RESTORED, 10, step=5, samples=40)], back, spec).status
+    assert again.saved_samples == 80
+    forgotten = again.model_copy(update={"cursors": {}})
+    assert _saves(forgotten, [80, 88])[1] == [False, True]
+
+
 def test_a_checkpoint_told_after_the_end_still_counts() -> None:
     """The attempt is over when its last save is told."""
     ended = BASE.model_copy(update={"attempt": BASE.attempt.model_copy(update={"state": "ended"})})
