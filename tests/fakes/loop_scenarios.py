@@ -86,8 +86,9 @@ def train(
     """A training; its outcome goes to ``result`` + rank as JSON.
 
     ``die`` {step, rank}: SIGKILL itself in that step, before the optimizer. ``step_seconds``: extra seconds
-    by step number, spent before the backward. ``evaluate`` {every, batches, seconds, how}. ``signal_file``:
-    made by rank 0 when step ``signal_step`` has begun. ``settle``: each save is stored before the next step.
+    by step number, spent before the backward. ``evaluate`` {every, batches, seconds, how}; every 0: before
+    the loop. ``signal_file``: made by rank 0 when step ``signal_step`` has begun. ``settle``: each save is
+    stored before the next step.
     """
     if settle:
         moments.settle_saves()
@@ -112,6 +113,10 @@ def train(
     run.track(model=model, optimizer=optimizer, scheduler=scheduler)
     began = run.step
     losses = []
+    if evaluate and "waits" in evaluate and not run.is_main:
+        tell_of_waiting(run, evaluate)
+    if evaluate and not evaluate["every"]:
+        evaluation(run, model, evaluate)
     for step in run.steps(data, until=until, stop_on_nonfinite=nonfinite is not None):
         if run.is_main and step.number == signal_step:
             touch(signal_file)
@@ -131,7 +136,7 @@ def train(
         losses.append(total)
         run.extras["steps_seen"] = run.extras.get("steps_seen", 0) + 1
         step.log(loss=total)
-        if evaluate and step.number % evaluate["every"] == 0:
+        if evaluate and evaluate["every"] and step.number % evaluate["every"] == 0:
             evaluation(run, model, evaluate)
     found = {
         "began": began,
@@ -147,14 +152,31 @@ def train(
     Path(f"{result}-{run.rank}.json").write_text(json.dumps(found))
 
 
+def tell_of_waiting(run: rt.Run, evaluate: dict) -> None:
+    """Make the file ``waits`` when this rank waits for rank 0's word while that evaluates."""
+    saver = run._session.saver
+    announce = saver._announce
+
+    def heard(*, go: bool) -> bool:
+        if run.step == evaluate["every"]:
+            touch(evaluate["waits"])
+        return announce(go=go)
+
+    saver._announce = heard
+
+
 def evaluation(run: rt.Run, model: torch.nn.Module, how: dict) -> None:
-    """``how["how"]``: all | main_only (declared by all) | rank_0 (the others run into the next step)."""
-    if how["how"] == "rank_0" and not run.is_main:
+    """``how["how"]``: all | main_only (declared by all) | rank_0 (the others run into the next step) |
+    until_drain (rank_0, and it leaves when it knows for some time where to stop)."""
+    alone = how["how"] in ("rank_0", "until_drain")
+    if alone and not run.is_main:
         return
     torch.rand(1)  # draws before it stay, draws inside are undone
+    known = 0
     batches = range(how["batches"])
     for number in run.evaluating(batches, main_only=how["how"] == "main_only"):
-        if number == how.get("break_at"):
+        known += run._session.agreement.stops_before((run.step + 1000, 0))
+        if number == how.get("break_at") or (how["how"] == "until_drain" and known > 3):
             break
         torch.rand(5)
         if run.is_main and number == 1:

@@ -1,10 +1,12 @@
 """Agreement on where to stop, without the operator and without a collective per step.
 
 A rank's training is a sequence of *boundaries* ``(step, poll)``, ordered like tuples: ``(S, 0)`` is the start
-of step S, ``(S, 1), (S, 2), ...`` are the polls after step S (in an evaluation). When any rank gets a drain
-request it says so in the attempt's store. Each rank's watcher thread then acknowledges with the boundary its
-loop has started last, and from then on the loop starts no other until rank 0's watcher has named the largest
-of all acknowledgements. Every rank goes on to exactly that boundary and stops before the next one.
+of step S, ``(S, 1), (S, 2), ...`` are the polls after step S (in an evaluation), ``(S, END)`` is the end of
+step S, where ranks meet if a save may be due: nobody may come there when others commit. When any rank gets a
+drain request it says so in the attempt's store. Each rank's watcher thread then acknowledges with the
+boundary its loop has started last, and from then on the loop starts no other until rank 0's watcher has named
+the largest of all acknowledgements. Every rank goes on to exactly that boundary and stops before the next
+one.
 
 Why nobody hangs: a step that any rank has started is started by all (the largest), so its collectives find
 all their members; acknowledging needs no help from the loop, which may be inside a collective; and no rank
@@ -24,6 +26,7 @@ from resumable_training.errors import PeerLost
 
 Boundary = tuple[int, int]
 NOTHING: Boundary = (-1, 0)  # before anything was started
+END = 1 << 30  # later than any poll of an evaluation; between loops polls go on from here
 
 POLL_SECONDS = 0.2  # until a request is known
 FAST_POLL_SECONDS = 0.01  # afterwards

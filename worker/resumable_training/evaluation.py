@@ -94,7 +94,7 @@ class Evaluation:
         try:
             pause = threading.Event()
             while not store.check([self._key]):
-                if session.agreement.stops_before((session.step + 1, 0)):
+                if session.agreement.stops_before(session.next_boundary):
                     stop_drained(session)
                 session.clock.beat()
                 pause.wait(_WAIT_SECONDS)

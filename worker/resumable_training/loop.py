@@ -236,6 +236,8 @@ def _steps(session: Session, data: Data | None, until: int | None, strict: bool)
             raise
         step.complete()
         if session.saver is not None:
+            if session.saver.meets and not session.start_end():
+                stop_drained(session)
             session.saver.after_step()
     _finish(session)
 

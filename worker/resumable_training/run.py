@@ -323,7 +323,8 @@ class Run:
         Args:
             main_only: all ranks call it and only rank 0 evaluates (``with ... as mine: if mine:``), while the
                 others wait where they can be stopped. Without it, ranks that do not call it run into the next
-                step, and a drain has to wait until rank 0 has finished evaluating and joined them.
+                step, or to where saves are agreed on, and a drain has to wait until rank 0 has finished
+                evaluating and joined them.
         """
         return Evaluation(self._session, batches, main_only)
 

@@ -96,7 +96,8 @@ class Saver:
         self._copy_every = 0  # steps; 0: no copies in memory. The same on all ranks
         self._copy_is_due = False  # of the step just done; the same on all ranks
         self._saved_at = time.monotonic()
-        self._next = schedule.Announcement(schedule.NEVER, 0)
+        self._next = schedule.Announcement(schedule.NEVER, schedule.NEVER)
+        self._loop_begins = False
         self._intervals = schedule.IntervalLog()
         self._settings, self._settings_at = session.settings, time.monotonic()
         self._wanted = False  # a save was due while the one before was still in flight
@@ -111,21 +112,33 @@ class Saver:
 
     # -- when ------------------------------------------------------------------------------------------
 
+    @property
+    def meets(self) -> bool:
+        """Whether ranks speak about saves after the step just done; the same on all."""
+        return self._session.step >= self._next.meet_at
+
     def after_step(self) -> None:
-        """Save, if it is due after the step just done, and tell of a save that has landed."""
+        """Save, if it is due after the step just done, and tell of a save that has landed.
+
+        Where ``meets``, it is when the step's end has been started, which all ranks then start.
+        """
         self.poll()
         step = self._session.step
-        saves = step >= self._next.meet_at and self._meet()
+        saves = self.meets and self._meet()
         self._copy_is_due = bool(self._copy_every) and step % self._copy_every == 0 and not saves
         if saves:
             self._begin()
 
     def before_step(self) -> None:
-        """Copy, if that is due after the step before, and all ranks may.
+        """Copy, if that is due after the step before, and all ranks may. In a loop's first one, agree on
+        when to save.
 
         It is when the next step has been started: what one rank has started all start, so that all come to
         where they meet, also with a drain or an evaluation of one of them on its way.
         """
+        if self._loop_begins:
+            self._loop_begins = False
+            self._announce(go=False)
         due, self._copy_is_due = self._copy_is_due, False
         if due and self._all_can_copy and self._all_may_copy():
             self._copy()
@@ -144,7 +157,7 @@ class Saver:
         """The loop begins: measure time to the next save from here."""
         self._saved_at = time.monotonic()
         self._copy_is_due = False  # of an earlier loop: what is tracked may have changed since
-        self._announce(go=False)
+        self._loop_begins = True  # spoken of when its first step is started: ranks may still be elsewhere
 
     def _meet(self) -> bool:
         """Whether to save now; rank 0 decides. One that can't be taken up yet is remembered, not piled up."""

@@ -10,7 +10,7 @@ import torch
 
 from resumable_training.contract import rankwire
 from resumable_training.contract.assignment import CheckpointConfig
-from resumable_training.drain import Agreement, Watcher
+from resumable_training.drain import END, Agreement, Boundary, Watcher
 from resumable_training.launch import Launch
 from resumable_training.link import AgentLink
 from resumable_training.phases import PhaseClock
@@ -70,6 +70,16 @@ class Session:
     def epoch(self) -> int:
         """Of the next sample; 0 without data."""
         return max((data.epoch for data in self.datasets.values()), default=0)
+
+    @property
+    def next_boundary(self) -> Boundary:
+        """The first one that is no poll; ranks may meet there."""
+        return (self.step, END) if self.polls < END else (self.step + 1, 0)
+
+    def start_end(self) -> bool:
+        """Start the step's end, where ranks meet; False: a drain has them stop before it."""
+        self.polls = END
+        return self.agreement.start((self.step, END), self.clock.beat)
 
     def count_optimizer_step(self, *_: Any) -> None:
         """Hook of every tracked optimizer."""

@@ -226,6 +226,7 @@ class Loop:
         )
         self.saver = Saver(self.session, one.engine, one.state)  # type: ignore[arg-type]
         self.saver.start_clock()
+        self.saver.before_step()
 
     def after_step(self) -> int:
         """How many copies there are now; the same on all ranks."""

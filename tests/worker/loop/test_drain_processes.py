@@ -105,6 +105,21 @@ def test_drain_while_rank_0_alone_evaluates(start_ranks: Callable[..., Ranks], t
     assert drained(ranks, tmp_path) == 4
 
 
+@pytest.mark.parametrize(("evaluated", "committed"), [(0, 1), (3, 3)])
+def test_drain_while_others_wait_for_the_word_of_rank_0(
+    start_ranks: Callable[..., Ranks], tmp_path: Path, evaluated: int, committed: int
+) -> None:
+    """Which evaluates alone, before a loop or where a save is due: it commits nothing before it has met them
+    where they wait. What it says about saves would else meet the first words of a commit."""
+    waits = tmp_path / "waits"
+    evaluate = {"every": evaluated, "batches": 100_000, "seconds": 0.01, "how": "until_drain"}
+    config = json.dumps({"every_steps": 3})
+    ranks = start_ranks("train", 2, until=50, evaluate={**evaluate, "waits": str(waits)}, config=config)
+    eventually(waits.exists)
+    ranks.agents[1].send(kind="drain", reason="test", seconds=30)
+    assert drained(ranks, tmp_path) == committed
+
+
 def test_sigterm_drains_without_an_agent(start_ranks: Callable[..., Ranks], tmp_path: Path, nursery) -> None:
     """Under torchrun, SIGTERM to one rank is a drain request to all."""
     signal_file = tmp_path / "go"

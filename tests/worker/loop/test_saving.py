@@ -122,6 +122,7 @@ def started(engine: Engine, **config: Any) -> tuple[Saver, Session]:
     session = Session(**config)
     saver = Saver(session, engine, object())  # type: ignore[arg-type]
     saver.start_clock()
+    saver.before_step()
     return saver, session
 
 
