@@ -93,14 +93,13 @@ class World:
 
     def observation(self, duplicates: bool = False) -> Observation:
         """What an operator sees now. ``duplicates``: also events that are folded already."""
-        cursors = self.job.status.cursors
+        cursors = {} if duplicates else self.job.status.cursors
         agents = sorted(self.agents.values(), key=lambda agent: (agent.place, agent.incarnation))
         seen = [
             TimedEvent(agent.name, at, event)
             for agent in agents
-            for at, event in list(zip(agent.times, agent.log, strict=True))[: agent.shown]
             if agent.last_heard is not None and agent.name not in self.distrust
-            if duplicates or event.seq > cursors.get(event.boot_id, 0)
+            for at, event in agent.after(cursors.get(agent.boot_id, 0))
         ]
         return Observation(
             job=self.job,

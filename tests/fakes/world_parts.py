@@ -42,6 +42,11 @@ class FakeAgent:
     shown: int | None = None  # events delivered while delayed; None: all
     shown_state: AgentState | None = None
 
+    def after(self, number: int) -> list[tuple[float, Event]]:
+        """Events with a higher number that are delivered, with their times. Numbers are 1, 2, 3 ..."""
+        new = slice(max(0, number), self.shown)
+        return list(zip(self.times[new], self.log[new], strict=True))
+
     @property
     def alive(self) -> bool:
         return self.phase == "running"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from world import World
 
@@ -48,9 +50,14 @@ def test_it_names_itself_before_anything_is_done() -> None:
 def test_it_says_so_again_while_it_works() -> None:
     """Long before another one would take over, also while nothing else is worth writing."""
     world = named()
+    world.save_every = world.steps
+    world.run(3.0, until="Running")
     for _ in range(20):
-        world.run(RENEW_SECONDS / 2)
+        world.run(RENEW_SECONDS / 2, tick=1.0)
         assert hands_off_seconds(world.job.status, ("theirs",), world.now) > TAKE_OVER_SECONDS / 2
+    again = [new for old, new in pairwise(world.plans) if new.status.operator_at != old.status.operator_at]
+    assert len(again) >= 8
+    assert all(plan.must_write for plan in again)
 
 
 def test_a_suspended_job_is_nobodys() -> None:
