@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import moments
 import torch
@@ -157,10 +158,10 @@ def tell_of_waiting(run: rt.Run, evaluate: dict) -> None:
     saver = run._session.saver
     announce = saver._announce
 
-    def heard(*, go: bool) -> bool:
+    def heard(**words: Any) -> bool:
         if run.step == evaluate["every"]:
             touch(evaluate["waits"])
-        return announce(go=go)
+        return announce(**words)
 
     saver._announce = heard
 
@@ -256,7 +257,10 @@ def misuse(*, result: str, how: str) -> None:
     model = torch.nn.Linear(8, 1)
     data = run.data(Noisy(30), global_batch_size=6, micro_batch_size=2)
     run.track(model=model)
+    if how == "extras" and run.is_main:
+        run.extras["best"] = model
     for step in run.steps(data, until=2):
+        assert how != "extras"
         if how == "poll":
             run.poll()
         for batch in step:

@@ -98,7 +98,8 @@ class Run:
     """One rank's part of the training. Made by :func:`start`.
 
     ``extras``: a dict of plain values (numbers, strings, lists, dicts) that is saved and restored with the
-    rest; the same on all ranks.
+    rest; the same on all ranks. What can't be saved is refused: before a loop's first step where it is there
+    by then, else by the first save that meets it.
     """
 
     def __init__(self, session: Session, engine: Callable[..., Engine] | None = None) -> None:

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from resumable_training import rng, schedule, tracking
-from resumable_training.checkpoint.errors import StorageUnavailable
+from resumable_training.checkpoint.errors import NotPlain, StorageUnavailable
 from resumable_training.checkpoint.reports import Reached
+from resumable_training.checkpoint.values import to_text
 from resumable_training.contract import env, exitcodes, rankwire
 from resumable_training.contract.assignment import CheckpointConfig
 from resumable_training.data.position import Data, check_fingerprint
@@ -131,14 +132,17 @@ class Saver:
 
     def before_step(self) -> None:
         """Copy, if that is due after the step before, and all ranks may. In a loop's first one, agree on
-        when to save.
+        when to save, and refuse ``run.extras`` that no save could take.
 
         It is when the next step has been started: what one rank has started all start, so that all come to
         where they meet, also with a drain or an evaluation of one of them on its way.
+
+        Raises:
+            NotPlain: the extras of rank 0, whose are saved; on all ranks, in the words of rank 0.
         """
         if self._loop_begins:
             self._loop_begins = False
-            self._announce(go=False)
+            self._announce(go=False, refusal=self._refusal() if self._session.main else "")
         due, self._copy_is_due = self._copy_is_due, False
         if due and self._all_can_copy and self._all_may_copy():
             self._copy()
@@ -180,8 +184,20 @@ class Saver:
         """
         return self._anew and not self._was_anew
 
-    def _announce(self, *, go: bool) -> bool:
-        """Agree on what rank 0 says: whether to save now, and what comes next."""
+    def _refusal(self) -> str:
+        """Why ``run.extras`` can't be saved as they are, or "". Saves see what comes later."""
+        try:
+            to_text(self._session.extras, where="run.extras")
+        except NotPlain as error:
+            return str(error)
+        return ""
+
+    def _announce(self, *, go: bool, refusal: str = "") -> bool:
+        """Agree on what rank 0 says: whether to save now, and what comes next; or that nothing can be saved.
+
+        Raises:
+            NotPlain: on all ranks, where rank 0 has a ``refusal``.
+        """
         session = self._session
         if go:
             self._saved_at = time.monotonic()
@@ -192,13 +208,16 @@ class Saver:
             session.say(news)
         if self._wanted:
             mine = schedule.postponed(self._measured(), session.step)
-        group = session.group.private
+        group, why = session.group.private, refusal.encode(errors="backslashreplace")
         if group is not None:
-            words = [mine.save_at, mine.meet_at, int(go), int(self._anew), every]
+            words = [mine.save_at, mine.meet_at, int(go), int(self._anew), every, len(why)]
             numbers = torch.tensor(words, dtype=torch.int64, device="cpu")
             dist.broadcast(numbers, src=0, group=group)
             mine, go = schedule.Announcement(int(numbers[0]), int(numbers[1])), bool(numbers[2])
             self._anew, every = bool(numbers[3]), int(numbers[4])
+            why = _told(why, int(numbers[5]), group)
+        if why:
+            raise NotPlain(why.decode())
         self._next, self._copy_every = mine, every
         return go
 
@@ -494,6 +513,15 @@ class Saver:
                     flush=True,
                 )
         self._engine.land(LEAVE_SECONDS)
+
+
+def _told(text: bytes, length: int, group: dist.ProcessGroup) -> bytes:
+    """Rank 0's ``text``, on all ranks, which know its ``length`` already; where it is 0 nothing is sent."""
+    if not length:
+        return b""
+    place = torch.frombuffer(bytearray(text.ljust(length)), dtype=torch.uint8)
+    dist.broadcast(place, src=0, group=group)
+    return place.numpy().tobytes()
 
 
 def _restored_event(report: RestoreReport) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from resumable_training.checkpoint.errors import StorageUnavailable
+from resumable_training.checkpoint.errors import NotPlain, StorageUnavailable
 from resumable_training.checkpoint.reports import Reached, SaveReport
 from resumable_training.contract import env, exitcodes, rankwire
 from resumable_training.contract.assignment import CheckpointConfig
@@ -287,6 +288,19 @@ def test_a_copy_that_was_not_seen_whole_was_not_measured(engine: Engine) -> None
     engine.copy_seconds = 0.45
     session.step_once(saver)
     assert saver._measured().copy_seconds == 0.45
+
+
+def test_extras_that_no_save_could_take_are_refused_before_the_first_step(engine: Engine) -> None:
+    """By their key, as run.track refuses what it is given. Plain equals of other classes are no such."""
+    saver, session = started(engine, every_steps=100)
+    session.main = True
+    session.extras.update(best=np.float32(0.5), seen={1, 2}, shape=(3, 4))
+    saver.start_clock()
+    saver.before_step()
+    session.extras["history"] = [{"at": object()}]
+    saver.start_clock()
+    with pytest.raises(NotPlain, match=r"run\.extras\.history\[0\]\.at is a builtins\.object; only plain"):
+        saver.before_step()
 
 
 UNLIKE = {"ok": False, "message": "rank 1 holds others", "unlike": True}

@@ -40,6 +40,13 @@ def test_mistakes_are_named(start_ranks: Callable[..., Ranks], how: str, text: s
     assert text in ranks.output()
 
 
+def test_extras_of_rank_0_that_can_not_be_saved_end_all_ranks(start_ranks: Callable[..., Ranks]) -> None:
+    """Before the first step, with one text and as a user error: none is left waiting for the others."""
+    ranks = start_ranks("misuse", 3, how="extras")
+    assert ranks.codes() == [81] * 3, ranks.output()
+    assert ranks.output().count("run.extras.best is a torch.nn.modules.linear.Linear; only plain") == 3
+
+
 @pytest.mark.parametrize(
     ("how", "text"),
     [
