@@ -15,7 +15,7 @@ from resumable_training.errors import UserError
 from resumable_training.health.stacks import write_stacks_on_signal
 from resumable_training.launch import SUPERVISED, Launch
 from resumable_training.link import AgentLink
-from resumable_training.phases import PhaseClock, process_started_ns
+from resumable_training.phases import PhaseClock, started_ns
 from resumable_training.session import Session
 from resumable_training.trace import Trace
 
@@ -32,7 +32,7 @@ def begin(
     ``overrides`` are fields of ``CheckpointConfig``; None: not given.
     """
     page = ProgressPage(launch.progress) if launch.progress else None
-    clock = PhaseClock(page, process_started_ns())
+    clock = PhaseClock(page, started_ns(launch.wanted_ns))
     if launch.stacks:
         write_stacks_on_signal(launch.stacks)
     inbox = _Inbox()

@@ -40,6 +40,7 @@ class Launch:
     stacks: str = ""
     trace_directory: str = ""
     high_water_samples: int = 0
+    wanted_ns: int = 0  # on CLOCK_MONOTONIC, when its agent wanted this rank; 0: nobody says
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     @property
@@ -60,6 +61,7 @@ def read_launch(environment: Mapping[str, str], script: str) -> Launch:
         progress=environment.get(env.PROGRESS, ""),
         trace_directory=environment.get(env.TRACE_DIR, ""),
         high_water_samples=_integer(environment, env.HIGH_WATER_SAMPLES, 0),
+        wanted_ns=_integer(environment, env.WANTED_NS, 0),
         checkpoint=_checkpoint(environment),
     )
     if not environment.get(env.SOCKET) and "RANK" not in environment:

@@ -162,8 +162,11 @@ class PhaseClock:
         self._page.write(self.progress)
 
 
-def process_started_ns() -> int:
-    """When this process was started, on CLOCK_MONOTONIC; now, where the system does not say."""
+def started_ns(wanted_ns: int = 0) -> int:
+    """When this rank was started, on CLOCK_MONOTONIC; now, where the system does not say.
+
+    ``wanted_ns``: when its agent wanted it. A process that is older has waited for that.
+    """
     now = time.monotonic_ns()
     try:
         ticks = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
@@ -171,4 +174,4 @@ def process_started_ns() -> int:
     except (OSError, AttributeError, IndexError, ValueError):
         return now
     age = boot_ns - ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-    return now - max(0, age)
+    return min(now, max(now - age, wanted_ns))

@@ -7,12 +7,13 @@ import re
 import signal
 import sys
 import tempfile
-import venv
 from pathlib import Path
 from typing import Any
 
+import preload_agents
 import pytest
 from agent_process import AgentProcess, process_exists, wait_until
+from preload_agents import MODULE, make_bare_python, parent_of, read, warnings_of
 
 from resumable_training.agent.bundle import write_bundle
 from resumable_training.agent.ports import bindable
@@ -22,7 +23,6 @@ from resumable_training.contract.assignment import Limits
 SCRIPT = "import os, sys\nprint('forked' if 'colorsys' in sys.modules else 'cold', os.environ['RANK'])\n"
 WAITS = SCRIPT + "import time\ntime.sleep(100)\n"
 LATER = "import os\nwhile not os.path.exists('now'): pass\n"  # it is being imported until the test says so
-MODULE = ("colorsys",)  # nothing imports it by itself
 PRELOADED = re.compile(r"preloaded \d+ modules in")
 
 # A module that the job names, and a part of what is said when it can't be preloaded.
@@ -45,42 +45,12 @@ UNFIT_MODULES = {
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     """An interpreter without torch, so that a parent is there in no time."""
-    root = tmp_path_factory.mktemp("bare")
-    venv.create(root, with_pip=False, symlinks=True)
-    return str(root / "bin" / "python")
+    return make_bare_python(tmp_path_factory.mktemp("bare"))
 
 
 def agent_of(root: Path, python: str, text: str = SCRIPT, mine: str = "", **changes: Any) -> AgentProcess:
-    """An agent whose ranks run ``text``; ``mine`` is a module beside it."""
-    work = root / "work"
-    work.mkdir(exist_ok=True)
-    (work / "script.py").write_text(text)
-    (work / "mine.py").write_text(mine)
-    changes = {"preload_modules": MODULE, "working_directory": str(work), **changes}
-    return AgentProcess(root / "agent", (python, "script.py"), **changes)
-
-
-def parent_of(agent: AgentProcess) -> int:
-    """Pid of the parent that is ready to fork."""
-    assert agent.process is not None
-
-    def find() -> int:
-        children = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children").read_text()  # type: ignore[union-attr]
-        named = [pid for pid in children.split() if "rtj-preload" in _read(pid, "comm")]
-        return int(named[0]) if named and "preloaded" in agent.own_log() else 0
-
-    return int(wait_until(find, "a preloaded parent"))
-
-
-def _read(pid: str, name: str) -> str:
-    try:
-        return Path("/proc", pid, name).read_text()
-    except OSError:
-        return ""
-
-
-def warnings_of(agent: AgentProcess) -> list[str]:
-    return [event.data["message"] for event in agent.events() if event.kind == events.WARNING]
+    """One whose ranks say how they were started."""
+    return preload_agents.agent_of(root, python, text, mine, **changes)
 
 
 def one_attempt(agent: AgentProcess, number: int = 1, **changes: Any) -> list[str]:
@@ -157,7 +127,7 @@ def test_modules_that_can_not_be_preloaded(tmp_path: Path, bare_python: str, nam
         assert why in said[0]
         assert agent.process is not None
         children = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children").read_text()
-        assert not [pid for pid in children.split() if "rtj-preload" in _read(pid, "comm")]
+        assert not [pid for pid in children.split() if "rtj-preload" in read(pid, "comm")]
 
 
 def test_who_waits_for_imports_can_be_stopped(tmp_path: Path, bare_python: str) -> None:

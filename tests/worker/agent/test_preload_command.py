@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import socket
 
 import pytest
 from hypothesis import given
@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from resumable_training.agent.preload_command import (
     FORCED,
     MODULE,
+    REQUEST_BYTES,
     SCRIPT,
     TEXT,
     PythonProgram,
     difference,
+    fits,
     odd_count,
-    packets,
     parent_environment,
     read_command,
     request,
@@ -168,20 +169,12 @@ def test_numbers_of_threads(value: str, odd: bool) -> None:
     assert bool(odd_count({"OMP_NUM_THREADS": value})) == odd
 
 
-@given(
-    st.lists(st.dictionaries(st.text(max_size=3), st.text(max_size=9), max_size=3), max_size=9),
-    st.integers(2, 60),
-    st.integers(1, 4),
-)
-def test_requests_go_together(requests: list[dict[str, Any]], most_bytes: int, most: int) -> None:
-    """In order, never more than a packet holds, never fewer than fit, up to the first that fits into none."""
-    found = list(packets(requests, most_bytes, most))
-    together = [one for packet in found for one in packet]
-    assert together == requests[: len(together)]
-    assert all(len(json.dumps(packet)) <= most_bytes and len(packet) <= most for packet in found)
-    following = [packet[0] for packet in found[1:]]
-    assert all(
-        len(packet) == most or len(json.dumps([*packet, more])) > most_bytes
-        for packet, more in zip(found, following, strict=False)
-    )
-    assert together == requests or len(json.dumps([requests[len(together)]])) > most_bytes
+@pytest.mark.parametrize(("size", "told"), [(0, True), (REQUEST_BYTES - 40, True), (REQUEST_BYTES, False)])
+def test_what_a_rank_can_be_told(size: int, told: bool) -> None:
+    """What its gate holds while nobody reads, with much to spare."""
+    one = request({"RANK": "x" * size}, {}, {})
+    assert fits(one) == told
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        assert not told or ours.send(json.dumps(one).encode()) > size

@@ -1,11 +1,13 @@
 """The phase clock: exclusive phases that sum to the time, and what the page shows."""
 
+from time import monotonic_ns
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from resumable_training.contract.progress import ProgressPage
-from resumable_training.phases import PhaseClock, StepKind, process_started_ns, rework_share
+from resumable_training.phases import PhaseClock, StepKind, rework_share, started_ns
 
 SECOND = 1_000_000_000
 
@@ -122,7 +124,9 @@ def test_rework_share(start: int, stop: int, mark: int, share: float) -> None:
 
 
 def test_this_process_was_started_in_the_past() -> None:
-    """The start is before now and within this machine's uptime."""
-    import time
-
-    assert 0 < time.monotonic_ns() - process_started_ns() < 3600 * SECOND
+    """The start is before now and within this machine's uptime, and not after a rank was wanted."""
+    now, started = monotonic_ns(), started_ns()
+    assert 0 < now - started < 3600 * SECOND
+    assert started_ns(now - SECOND // 1000) == now - SECOND // 1000
+    assert abs(started_ns(1) - started) < SECOND
+    assert now <= started_ns(now + 3600 * SECOND) <= monotonic_ns()

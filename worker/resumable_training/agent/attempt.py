@@ -170,7 +170,8 @@ class Attempt:
         page = ProgressPage(page_path, create=True)
         files = RankFiles(self._link.path, str(page_path), str(stacks_path))
         inherited = {**os.environ, **self._context.keeper.environment()}
-        return rank_plan(spec, assignment, local, files, inherited), page, files
+        plan = rank_plan(spec, assignment, local, files, inherited, time.monotonic_ns())
+        return plan, page, files
 
     def _add_rank(self, number: int, page: ProgressPage, files: RankFiles, started: StartedRank) -> None:
         self._context.guard.add(started.pid)

@@ -151,7 +151,10 @@ class Agent:
 
     def _reap(self) -> None:
         ended = reap.reap()
-        if self._attempt is not None and ended:
+        if not ended:
+            return
+        self._context.starter.reaped(ended)
+        if self._attempt is not None:
             self._attempt.reaped(ended)
 
     def _on_lifeline(self) -> None:

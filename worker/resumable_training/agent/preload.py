@@ -19,8 +19,9 @@ import sys
 import time
 import zipfile
 from collections import deque
+from itertools import takewhile, zip_longest
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, Generator, Optional, Sequence, Set
+from typing import Any, Callable, Deque, Dict, Generator, List, Optional, Sequence, Set, Tuple
 
 from resumable_training.agent import preload_command as commands
 from resumable_training.agent import procfs, reap
@@ -28,7 +29,8 @@ from resumable_training.agent.bounded import within
 from resumable_training.agent.guarding import GuardProcess
 from resumable_training.agent.output import OutputPump, RankOutput
 from resumable_training.agent.preload_command import PythonProgram
-from resumable_training.agent.preload_parent import MESSAGE_BYTES, Forked, Parent
+from resumable_training.agent.preload_parent import Forked, Parent
+from resumable_training.agent.preload_standby import Standbys
 from resumable_training.agent.ranks import RankPlan, StartedRank, own_environment, start_cold
 from resumable_training.contract.assignment import AgentSpec
 
@@ -39,7 +41,6 @@ LONGEST_SECONDS = 120.0  # of the imports, before ranks no longer wait for them
 TORCH_SECONDS = (5.0, 30.0)  # after its start, whether a rank of an unknown program has loaded torch
 _LOOK_SECONDS = 0.5
 MOST_PARENTS = 5
-REQUEST_BYTES = MESSAGE_BYTES // 2
 _HOOK = {
     "sitecustomize.py": "preload_hook.py",
     "resumable_preload_rank.py": "preload_rank.py",
@@ -73,6 +74,8 @@ class PreloadStarter:
         self._said: Set[str] = set()
         self._made = 0
         self._changed = asyncio.Event()
+        self._standbys = Standbys(guard)
+        self._usual_count = 0  # ranks of the attempt before
 
     # as its agent sees it -----------------------------------------------------------------------------
 
@@ -108,13 +111,17 @@ class PreloadStarter:
 
     def start(self, plans: Sequence[RankPlan]) -> Generator[StartedRank, None, None]:
         """Fork them, or start cold those that are not forked."""
-        forked = self._fork(plans)
+        self._standbys.unplan()
+        self._usual_count = len(plans)
+        requests = self._requests(plans)
+        forked = self._fork(len(requests))
         try:
-            for plan in plans:
-                yield forked.popleft().let_go() if forked else self._start_cold(plan)
+            for plan, request in zip_longest(plans, requests[: len(forked)]):
+                yield forked.popleft().let_go(request) if request else self._start_cold(plan)
         finally:
             for rank in forked:
                 rank.give_up()
+            self._plan_standbys()
 
     def _start_cold(self, plan: RankPlan) -> StartedRank:
         started = start_cold(plan)
@@ -128,9 +135,13 @@ class PreloadStarter:
         """End the parent; ranks that came from it are the agent's children."""
         self._drop()
 
+    def reaped(self, ended: Sequence[Tuple[int, int]]) -> None:
+        self._standbys.reaped(ended)
+
     def memory_bytes(self) -> int:
-        """Of the parent, its share of what its ranks have in common with it."""
-        return procfs.memory_bytes(self._parent.pid) if self._parent else 0
+        """Of the parent and those that stand by, their share of what ranks have in common with them."""
+        pids = [self._parent.pid, *self._standbys.pids] if self._parent else []
+        return sum(map(procfs.memory_bytes, pids))
 
     def warming(self) -> bool:
         return self._parent is not None and not self._parent.ready
@@ -246,6 +257,7 @@ class PreloadStarter:
         elif kind == "ready":
             parent.ready = True
             self._say(commands.told_of_imports(message))
+            self._plan_standbys()
         elif kind == "unfit":
             self._give_up(message["why"])
         elif parent.ready:
@@ -281,6 +293,8 @@ class PreloadStarter:
 
     def _drop(self) -> None:
         parent, self._parent = self._parent, None
+        self._standbys.unplan()
+        self._standbys.give_up()
         if parent is None:
             return
         with contextlib.suppress(RuntimeError):  # no loop any more
@@ -297,22 +311,39 @@ class PreloadStarter:
 
     # ranks --------------------------------------------------------------------------------------------
 
-    def _fork(self, plans: Sequence[RankPlan]) -> Deque[Forked]:
-        """Processes of the first ones, all as a rule; the others are to be started cold."""
-        forked: Deque[Forked] = deque()
+    def _requests(self, plans: Sequence[RankPlan]) -> List[Dict[str, Any]]:
+        """What makes ranks of copies of the parent; fewer than there are plans, if the rest can't be told."""
         parent = self._parent
         if parent is None or not parent.ready or not all(self._can_fork(parent, plan) for plan in plans):
-            return forked
+            return []
         requests = [commands.request(plan.environment, parent.environment, self._forced) for plan in plans]
-        for packet in commands.packets(requests, REQUEST_BYTES, MOST_RANKS):
-            some, answer = parent.fork(packet)
+        fitting = [*takewhile(commands.fits, requests)]
+        if len(fitting) < len(requests):
+            self._tell("the variables of a rank are more than %d bytes" % commands.REQUEST_BYTES)
+        return fitting
+
+    def _fork(self, count: int) -> Deque[Forked]:
+        """So many processes, all as a rule; the others are to be started cold."""
+        forked: Deque[Forked] = deque()
+        if count and self._standbys and self._parent and self._parent.fork(0)[1]["kind"] == "started":
+            forked += self._standbys.take(count)
+        self._standbys.give_up()  # of a parent that has to say why it can't
+        while self._parent and len(forked) < count:
+            wanted = min(count - len(forked), MOST_RANKS)
+            some, answer = self._parent.fork(wanted)
             forked += some
-            if len(some) < len(packet):
-                self._refused(answer, len(forked), len(plans))
-                return forked
-        if len(forked) < len(plans):
-            self._tell("the variables of a rank are more than %d bytes" % REQUEST_BYTES)
+            if len(some) < wanted:
+                self._refused(answer, len(forked), count)
+                break
         return forked
+
+    def _plan_standbys(self) -> None:
+        if self._parent and self._parent.ready and self._usual_count:
+            self._standbys.plan(asyncio.get_running_loop().call_later, self._stand_by)
+
+    def _stand_by(self) -> None:
+        """Fork the ranks of the next attempt, as many as of this one."""
+        self._standbys.add(self._fork(self._usual_count))
 
     def _can_fork(self, parent: Parent, plan: RankPlan) -> bool:
         odd = commands.odd_count(plan.environment)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 from resumable_training.contract import env
 
 SCRIPT, MODULE, TEXT = "script", "module", "text"
+REQUEST_BYTES = 1 << 16  # a third of what a socket holds unread
 
 # Imported where it is installed: what a rank would load on its way to the first step, and hardly more. Two
 # modules of the library load the rest of it.
@@ -175,21 +176,9 @@ def request(
     return {"set": changed, "unset": [name for name in parents if name not in environment]}
 
 
-def packets(requests: Sequence[Dict[str, Any]], most_bytes: int, most: int) -> Iterator[List[Dict[str, Any]]]:
-    """Requests that go together, in order; ends before one that is larger than a packet by itself."""
-    packet: List[Dict[str, Any]] = []
-    size = 0
-    for one in requests:
-        more = len(json.dumps(one)) + 2  # what a list puts between them
-        if more > most_bytes:
-            break
-        if packet and (size + more > most_bytes or len(packet) == most):
-            yield packet
-            packet, size = [], 0
-        packet.append(one)
-        size += more
-    if packet:
-        yield packet
+def fits(request: Mapping[str, Any]) -> bool:
+    """Whether a rank can be told it without anybody waiting for it to read."""
+    return len(json.dumps(request)) <= REQUEST_BYTES
 
 
 def told_of_imports(ready: Mapping[str, Any]) -> str:

@@ -275,15 +275,15 @@ def serve(control: socket.socket, settings: Dict[str, Any], known: Dict[str, Any
         data, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, MOST_DESCRIPTORS)
         if not data:
             os._exit(0)
-        requests = json.loads(data.decode())
-        answer = fork(control.fileno(), descriptors, len(requests), known, settings["directory"])
+        wanted = json.loads(data.decode())["ranks"]
+        answer = fork(control.fileno(), descriptors, wanted, known, settings["directory"])
         mine = answer.get("mine")
         for place, descriptor in enumerate(descriptors):
             if mine is None or place // 2 != mine:
                 os.close(descriptor)
         if mine is not None:
             control.close()
-            ranks.become_rank(requests[mine], settings, *descriptors[2 * mine : 2 * mine + 2])
+            ranks.become_rank(settings, *descriptors[2 * mine : 2 * mine + 2])
             return
         tell(control, **answer)
 
@@ -320,6 +320,8 @@ def fork_ranks(count: int, directory: str) -> Tuple[Optional[int], List[int]]:
     """
     if directory:
         os.chdir(directory)  # anew: another one may have its name by now
+    if not count:
+        return None, []  # that it could is all that was asked
     read, write = os.pipe()
     try:
         between = os.fork()

@@ -2,8 +2,8 @@
 
 Messages are one packet of JSON each. Of the parent: ``probed {wanted}``, ``ready {seconds, modules,
 compiled}``, ``unfit {why}``, and to each request ``started {pids}`` or ``refused {why, lasting, again}``. Of
-the agent, with two descriptors for each rank, its output and its gate: a list of ``{set, unset}``, variables
-of their environments.
+the agent, with two descriptors for each rank, its output and its gate: ``{ranks}``, how many. What makes a
+rank of a process comes through its gate, when it is wanted: ``{set, unset}``, variables of its environment.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ MORE_FORKS_SECONDS = 0.5  # and for each further rank
 MOST_FORK_SECONDS = 10.0
 PAUSE_SECONDS = 1.5  # between two looks: both were stopped, or only this agent
 MESSAGE_BYTES = 1 << 17
+GATE_SECONDS = 2.0  # for a rank to take what it is told, more than its socket holds unread
 
 
 @dataclass(frozen=True)
 class Forked:
-    """A process that waits at its gate to become a rank. ``output``, ``gate``: our ends of its pipes."""
+    """A process that waits at its gate to become a rank. ``output``, ``gate``: our ends."""
 
     pid: int
     output: int
-    gate: int
+    gate: socket.socket
 
-    def let_go(self) -> StartedRank:
-        """From now on it is ours, and may run."""
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which will be seen
-            os.write(self.gate, b"g")
-        os.close(self.gate)
+    def let_go(self, request: Mapping[str, Any]) -> StartedRank:
+        """From now on it is ours, and may run. ``request``: what turns its variables into those of a rank."""
+        with self.gate, contextlib.suppress(OSError):  # it has ended, or will, which will be seen
+            self.gate.settimeout(GATE_SECONDS)
+            self.gate.sendall(json.dumps(request).encode())
         return StartedRank(self.pid, self.output)
 
     def give_up(self) -> None:
         """It ends."""
-        os.close(self.gate)
+        self.gate.close()
         os.close(self.output)
 
 
@@ -113,37 +114,39 @@ class Parent:
             self._work, self._moved_at = work, now
         return now - self._moved_at
 
-    def fork(self, requests: Sequence[Dict[str, Any]]) -> Tuple[List[Forked], Dict[str, Any]]:
-        """Processes for the first of these ranks, all as a rule; and what it said."""
+    def fork(self, count: int) -> Tuple[List[Forked], Dict[str, Any]]:
+        """So many processes, or fewer; and what it said. With 0 it says whether it could fork now."""
         outputs: List[Tuple[int, int]] = []
-        gates: List[Tuple[int, int]] = []
+        gates: List[Tuple[socket.socket, socket.socket]] = []
         try:
-            for _ in requests:
+            for _ in range(count):
                 outputs.append(os.pipe())
-                gates.append(os.pipe())
+                gates.append(socket.socketpair())
         except OSError as error:  # of this process: no fault of the parent
             answer: Dict[str, Any] = {"kind": "refused", "why": str(error)}
         else:
-            answer = self._ask(requests, outputs, gates)
+            answer = self._ask(outputs, gates)
         pids = answer.get("pids", ())
-        forked = [Forked(pid, output, gate) for pid, (output, _), (_, gate) in zip(pids, outputs, gates)]
-        for end in [output for _, output in outputs] + [gate for gate, _ in gates]:
-            os.close(end)
-        unused = [output for output, _ in outputs[len(forked) :]] + [gate for _, gate in gates[len(forked) :]]
-        for end in unused:  # a rank that nobody knows ends by its gate
-            os.close(end)
+        forked = [Forked(pid, output, gate) for pid, (output, _), (gate, _) in zip(pids, outputs, gates)]
+        for _, output in outputs:
+            os.close(output)
+        for _, gate in gates:
+            gate.close()
+        for output, _ in outputs[len(forked) :]:
+            os.close(output)
+        for gate, _ in gates[len(forked) :]:  # a rank that nobody knows ends by its gate
+            gate.close()
         return forked, answer
 
     def _ask(
         self,
-        requests: Sequence[Dict[str, Any]],
         outputs: Sequence[Tuple[int, int]],
-        gates: Sequence[Tuple[int, int]],
+        gates: Sequence[Tuple[socket.socket, socket.socket]],
     ) -> Dict[str, Any]:
-        theirs = [end for (_, output), (gate, _) in zip(outputs, gates) for end in (output, gate)]
+        theirs = [end for (_, output), (_, gate) in zip(outputs, gates) for end in (output, gate.fileno())]
         try:
-            self.control.settimeout(fork_seconds(len(requests)))
-            socket.send_fds(self.control, [json.dumps(requests).encode()], theirs)
+            self.control.settimeout(fork_seconds(len(outputs)))
+            socket.send_fds(self.control, [json.dumps({"ranks": len(outputs)}).encode()], theirs)
             return self.hear()
         except OSError as error:
             return {"kind": "refused", "why": str(error), "again": True}

@@ -4,6 +4,7 @@ Stand-alone like that: runs in the user's interpreter, of any version from 3.9, 
 """
 
 import ctypes
+import json
 import os
 import signal
 import sys
@@ -21,30 +22,44 @@ STAT_ADDRESSES = (26, 27, 45, 46, 47, 28, 48, 49, 50, 51)  # fields of /proc/sel
 _first_arguments: List[int] = []
 
 
-def become_rank(request: Dict[str, Any], settings: Dict[str, Any], output: int, gate: int) -> None:
-    """Session, death with the agent, output, environment, chance and threads of a rank.
+def become_rank(settings: Dict[str, Any], output: int, gate: int) -> None:
+    """Session, death with the agent, output, directory, environment, chance and threads of a rank.
 
     Args:
-        request: ``set`` and ``unset``, variables of the environment.
-        settings: of the parent: ``agent`` (pid), ``comm``, ``forced``.
+        settings: of the parent: ``agent`` (pid), ``comm``, ``forced``, ``directory``.
         output: pipe for standard output and error.
-        gate: pipe on which the agent says that it knows this process, which then is its child.
+        gate: on which the agent, whose child this process is by then, says which rank it is to be, when it
+            wants one: ``set`` and ``unset``, variables of the environment.
     """
     os.setsid()
-    if os.read(gate, 1) != b"g":
-        os._exit(GONE)
-    os.close(gate)
+    prctl(PR_SET_NAME, b"rtj-standby")
+    request = wait_at(gate)
     prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))  # not before: it would be lost with the one in between
     if os.getppid() != settings["agent"]:
         os._exit(GONE)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
+    if settings["directory"]:
+        os.chdir(settings["directory"])  # anew: another one may have its name by now
     take_environment(request, settings["forced"])
     prctl(PR_SET_NAME, settings["comm"])
     show(environment=b"".join(os.fsencode("%s=%s" % pair) + b"\0" for pair in os.environ.items()))
     renew_chance()
     set_threads()
+
+
+def wait_at(gate: int) -> Dict[str, Any]:
+    """What is told there, to its end; less than that, or nothing, is the end of this process."""
+    told = b""
+    while data := os.read(gate, 1 << 16):
+        told += data
+    os.close(gate)
+    try:
+        request: Dict[str, Any] = json.loads(told)
+    except ValueError:
+        os._exit(GONE)
+    return request
 
 
 def take_environment(request: Dict[str, Any], forced: Dict[str, str]) -> None:

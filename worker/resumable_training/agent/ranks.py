@@ -67,6 +67,10 @@ class RankStarter(Protocol):
         """The agent ends; no rank lives any more."""
         ...
 
+    def reaped(self, ended: Sequence[Tuple[int, int]]) -> None:
+        """Children of the agent that have ended, as (pid, code)."""
+        ...
+
     def memory_bytes(self) -> int:
         """What is held for starting ranks."""
         ...
@@ -100,6 +104,9 @@ class ColdStarter:
 
     def close(self) -> None:
         """Nothing is left."""
+
+    def reaped(self, ended: Sequence[Tuple[int, int]]) -> None:
+        """None is held."""
 
     def memory_bytes(self) -> int:
         """Nothing."""
@@ -167,11 +174,13 @@ def rank_plan(
     local_rank: int,
     files: RankFiles,
     inherited: Mapping[str, str],
+    now_ns: int,
 ) -> RankPlan:
-    """PURE: how to start one rank of this worker."""
+    """PURE: how to start one rank of this worker. ``now_ns``: on CLOCK_MONOTONIC."""
     environment = own_environment(spec, assignment.env, inherited)
     environment.update(_torchrun(assignment, local_rank))
     environment.update(_resumable(spec, assignment, files))
+    environment[env.WANTED_NS] = str(now_ns)
     rank = assignment.member().first_rank + local_rank
     return RankPlan(rank, spec.command, environment, spec.working_directory)
 

@@ -22,6 +22,8 @@ CHECKPOINT_CONFIG = "RESUMABLE_CHECKPOINT_CONFIG"  # JSON, contract.assignment.C
 RESUME_FROM = "RESUMABLE_RESUME_FROM"
 TRACE_DIR = "RESUMABLE_TRACE_DIR"  # when set, each rank writes the sample ids it consumed below it
 HANG_SECONDS = "RESUMABLE_HANG_SECONDS"
+# CLOCK_MONOTONIC, ns, when the agent wanted this rank; its process may be older, and have waited for that.
+WANTED_NS = "RESUMABLE_WANTED_NS"
 KEEPER = "RESUMABLE_KEEPER"  # unix stream socket of the agent for what outlives a rank (contract.keeping)
 
 # user -> rank ---------------------------------------------------------------------------------------

@@ -1,0 +1,168 @@
+"""Ranks that are forked before they are wanted: they become the next attempt's, and never anything else."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from agent_process import AgentProcess, process_exists, wait_until
+from preload_agents import MODULE, agent_of, make_bare_python, parent_of, warnings_of
+
+from resumable_training.agent import preload_standby
+from resumable_training.agent.preload_parent import Forked
+from resumable_training.agent.preload_standby import Standbys
+from resumable_training.contract import events
+
+PRINTS = "print(os.getcwd(), os.environ['RESUMABLE_ATTEMPT'], os.environ['RANK'], os.environ['WORLD_SIZE'])\n"
+SCRIPT = "import os, sys, time\nprint('forked' if 'colorsys' in sys.modules else 'cold')\n" + PRINTS
+WAITS = SCRIPT + "time.sleep(100)\n"
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter without torch, so that a parent is there in no time."""
+    return make_bare_python(tmp_path_factory.mktemp("bare"))
+
+
+def standbys(agent: AgentProcess, count: int) -> set[int]:
+    """Pids of the processes that wait at their gates, once there are so many."""
+    assert agent.process is not None
+    children = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children")
+
+    def find() -> set[int] | None:
+        names = {pid: Path("/proc", pid, "comm") for pid in children.read_text().split()}
+        found = {int(pid) for pid, comm in names.items() if comm.exists() and "standby" in comm.read_text()}
+        return found if len(found) == count else None
+
+    found = wait_until(find, f"{count} that stand by")
+    assert found is not None
+    return found
+
+
+def began(agent: AgentProcess, number: int, ranks: int = 2) -> set[int]:
+    """Pids of an attempt's ranks, when all of them have printed what they are."""
+    agent.begin(number, ranks=ranks)
+    agent.wait_event(events.RANKS_STARTED, where=lambda event: event.attempt == number)
+    for rank in range(ranks):
+        wait_until(lambda rank=rank: len(agent.rank_log(number, rank).split()) == 5, "what it prints")
+    return set(agent.rank_pids().values())
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_next_attempts_ranks_were_there_before(tmp_path: Path, bare_python: str, ranks: int) -> None:
+    """With the numbers and variables of that attempt; what is missing is forked, what is too much ends."""
+    with agent_of(tmp_path, bare_python, WAITS) as agent:
+        began(agent, 1)
+        waiting = standbys(agent, 2)
+        pids = began(agent, 2, ranks)
+        assert len(pids & waiting) == min(ranks, 2)
+        for rank in range(ranks):
+            said = ["forked", str(tmp_path / "work"), "2", str(rank), str(ranks)]
+            assert agent.rank_log(2, rank).split() == said
+        assert not standbys(agent, ranks) & waiting
+        wait_until(lambda: not any(map(process_exists, waiting - pids)), "the end of what is not wanted")
+        assert not warnings_of(agent)
+
+
+def test_one_that_is_killed_is_not_counted_on(tmp_path: Path, bare_python: str) -> None:
+    """The attempt has another in its place."""
+    with agent_of(tmp_path, bare_python, WAITS) as agent:
+        began(agent, 1)
+        killed, other = standbys(agent, 2)
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: not process_exists(killed), "its end")
+        pids = began(agent, 2)
+        assert other in pids
+        assert [agent.rank_log(2, rank).split()[0] for rank in (0, 1)] == ["forked"] * 2
+        assert not warnings_of(agent)
+
+
+def test_of_a_module_that_has_changed(tmp_path: Path, bare_python: str) -> None:
+    """They hold what the file held before: ranks start cold, and those that stood by end."""
+    text = SCRIPT + "import mine\ntime.sleep(100)\n"
+    with agent_of(tmp_path, bare_python, text, mine="VALUE = 1", preload_modules=(*MODULE, "mine")) as agent:
+        began(agent, 1)
+        waiting = standbys(agent, 2)
+        (tmp_path / "work" / "mine.py").write_text("VALUE = 22")
+        assert not began(agent, 2) & waiting
+        assert agent.rank_log(2).split()[0] == "cold"
+        wait_until(lambda: not any(map(process_exists, waiting)), "their end")
+
+
+@pytest.mark.parametrize("victim", ["parent", "agent"])
+def test_they_end_with_what_they_came_from(tmp_path: Path, bare_python: str, victim: str) -> None:
+    """A parent that dies may have been ended for a reason; without an agent nobody lets them go."""
+    with agent_of(tmp_path, bare_python, WAITS) as agent:
+        began(agent, 1)
+        waiting, parent = standbys(agent, 2), parent_of(agent)
+        if victim == "agent":
+            agent.kill(signal.SIGKILL)
+        else:
+            os.kill(parent, signal.SIGKILL)
+        wait_until(lambda: not any(map(process_exists, waiting)), "their end")
+        if victim == "parent":
+            assert not standbys(agent, 2) & waiting
+
+
+class Noted:
+    """What is told which children are no leftovers, and of what is to be done later."""
+
+    def __init__(self) -> None:
+        self.harboured: list[int] = []
+        self.planned: list[Callable[[], None]] = []
+
+    def harbour(self, session: int) -> None:
+        self.harboured.append(session)
+
+    def remove(self, session: int) -> None:
+        self.harboured.remove(session)
+
+    def later(self, seconds: float, act: Callable[[], None]) -> Noted:
+        assert seconds == preload_standby.AFTER_SECONDS
+        self.planned.append(act)
+        return self
+
+    def cancel(self) -> None:
+        self.planned.clear()
+
+
+class Waiting(Forked):
+    """One of which nothing is left but its number."""
+
+    def give_up(self) -> None:
+        assert self.pid
+
+
+def waiting(*pids: int) -> list[Forked]:
+    return [Waiting(pid, -1, None) for pid in pids]  # type: ignore[arg-type]
+
+
+def test_who_is_harboured() -> None:
+    """Those that stand by, and no others: what is let go, given up or dead is somebody else's business."""
+    noted = Noted()
+    standing = Standbys(noted)
+    standing.add(waiting(1, 2, 3))
+    assert noted.harboured == standing.pids == [1, 2, 3]
+    standing.reaped([(2, -9), (7, 0)])
+    assert noted.harboured == standing.pids == [1, 3]
+    assert [one.pid for one in standing.take(1)] == [1]
+    assert (noted.harboured, len(standing)) == ([], 0)
+    standing.add(waiting(4))
+    standing.give_up()
+    assert (noted.harboured, len(standing)) == ([], 0)
+
+
+def test_one_plan_at_a_time() -> None:
+    """The newest; none when ranks are about to be started."""
+    noted, done = Noted(), list[int]()
+    standing = Standbys(noted)
+    standing.plan(noted.later, lambda: done.append(1))
+    standing.plan(noted.later, lambda: done.append(2))
+    assert len(noted.planned) == 1
+    noted.planned[0]()
+    assert done == [2]
+    standing.unplan()
+    assert not noted.planned

@@ -1,0 +1,83 @@
+"""Ranks that are forked before they are wanted, and wait at their gates for an attempt.
+
+To fork a process that has imported torch takes some hundredths of a second. While ranks train nobody waits
+for that; when they have died everybody does. One that stands by shares nearly all of its memory with its
+parent, and ends with its agent, whose end of its gate is the only one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Callable, Deque, List, Protocol, Sequence, Tuple
+
+from resumable_training.agent.preload_parent import Forked
+
+AFTER_SECONDS = 2.0  # ranks are up by then, and forking more does not delay them
+
+
+class Harbour(Protocol):
+    """Told which children are no leftovers of an attempt."""
+
+    def harbour(self, session: int) -> None: ...
+
+    def remove(self, session: int) -> None: ...
+
+
+class Timer(Protocol):
+    """What ``call_later`` returns."""
+
+    def cancel(self) -> None: ...
+
+
+class Standbys:
+    """Those of one parent. ``later(seconds, act)`` as an event loop's ``call_later``."""
+
+    def __init__(self, harbour: Harbour) -> None:
+        self._harbour = harbour
+        self._waiting: List[Forked] = []
+        self._timers: List[Timer] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def pids(self) -> List[int]:
+        return [one.pid for one in self._waiting]
+
+    def plan(self, later: Callable[[float, Callable[[], None]], Timer], act: Callable[[], None]) -> None:
+        """Do it when ranks that are being started now are up; whatever was planned before is not done."""
+        self.unplan()
+        self._timers.append(later(AFTER_SECONDS, act))
+
+    def unplan(self) -> None:
+        while self._timers:
+            self._timers.pop().cancel()
+
+    def add(self, forked: Sequence[Forked]) -> None:
+        for one in forked:
+            self._harbour.harbour(one.pid)
+        self._waiting += forked
+
+    def take(self, most: int) -> Deque[Forked]:
+        """No more than ``most`` of them, which are the caller's now; the others end."""
+        taken = deque(self._waiting[:most])
+        for one in taken:
+            self._harbour.remove(one.pid)
+        del self._waiting[:most]
+        self.give_up()
+        return taken
+
+    def give_up(self) -> None:
+        """They end."""
+        for one in self._waiting:
+            self._harbour.remove(one.pid)
+            one.give_up()
+        self._waiting.clear()
+
+    def reaped(self, ended: Sequence[Tuple[int, int]]) -> None:
+        """Children of the agent that have ended, as (pid, code): one that stood by was killed by somebody."""
+        gone = {pid for pid, _ in ended}
+        for one in [one for one in self._waiting if one.pid in gone]:
+            self._waiting.remove(one)
+            self._harbour.remove(one.pid)
+            one.give_up()
