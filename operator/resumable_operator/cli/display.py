@@ -43,20 +43,13 @@ def row(status: JobStatus, now: float) -> Row:
         "age_seconds": max(0.0, now - started / 1000) if started else 0.0,
         "attempt": status.attempt.number,
         "size": status.size,
-        "step": step_reached(status),
+        "step": status.step,
         "loss": status.loss,
         "checkpoint": status.checkpoint.name if status.checkpoint else None,
         "phase": _phase(status),
         "reason": status.reason.partition("\n")[0],
         "goodput": _goodput(status, now) if started else None,
     }
-
-
-def step_reached(status: JobStatus) -> int:
-    """Where the newest attempt stands: a commit of its own may be told before the progress up to it."""
-    made = status.checkpoint
-    own = made is not None and made.at >= status.attempt.reserved_at > 0
-    return max(status.step, made.step) if made is not None and own else status.step
 
 
 def _phase(status: JobStatus) -> str:

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from resumable_operator.cli.display import Display, step_reached
+from resumable_operator.cli.display import Display
 from resumable_operator.cli.lately import Lately, Looks
 from resumable_operator.cli.opening import job_at
 from resumable_operator.cli.output import make_console
@@ -188,10 +188,9 @@ def _sizes(sizes: tuple[int, ...]) -> str:
 
 def _step(view: StatusView) -> str:
     status = view.status
-    step = step_reached(status)
-    furthest = f", furthest {status.high_water_step}" if status.high_water_step > step else ""
+    furthest = f", furthest {status.high_water_step}" if status.high_water_step > status.step else ""
     pace = f", {duration(status.step_seconds)} a step" if status.step_seconds else ""
-    return f"{step}{furthest}{pace}"
+    return f"{status.step}{furthest}{pace}"
 
 
 def _checkpoint(view: StatusView) -> str:

@@ -64,22 +64,6 @@ def test_a_row_holds_numbers_and_none_for_the_unknown() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("reserved_at", "step", "shown_step"),
-    [
-        pytest.param(1002.0, 90, 100, id="its own commit, told before the progress"),
-        pytest.param(1002.0, 120, 120, id="beyond its commit"),
-        pytest.param(1004.0, 90, 90, id="went back behind an earlier attempt's"),
-    ],
-)
-def test_a_step_is_never_older_than_the_attempts_own_checkpoint(
-    reserved_at: float, step: int, shown_step: int
-) -> None:
-    """Both are on one line."""
-    told = status(step=step, attempt=AttemptStatus(number=2, reserved_at=reserved_at))
-    assert row(told, BEGIN + 20)["step"] == shown_step
-
-
 def test_a_job_that_has_not_begun_is_all_dashes() -> None:
     """Nothing is invented for a job without attempt, size, loss or checkpoint."""
     text = cells(row(JobStatus(), BEGIN))
