@@ -8,7 +8,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resumable_training.drain import Agreement, Boundary, Participant, Watcher
+from resumable_training.drain import END, Agreement, Boundary, Participant, Watcher
 from resumable_training.errors import PeerLost
 
 
@@ -35,15 +35,16 @@ class MemoryStore:
 class FakeLoop:
     """A rank's loop: boundary after boundary; a step is done only when all ranks have started it.
 
-    ``polls[step]``: how many polls this rank has after that step.
+    ``polls[step]``: how many polls this rank has after that step. ``meets``: steps after which ranks meet.
     """
 
-    def __init__(self, agreement: Agreement, steps: int, polls: dict[int, int]) -> None:
+    def __init__(self, agreement: Agreement, steps: int, polls: dict[int, int], meets: set[int]) -> None:
         self.agreement = agreement
         self.plan: list[Boundary] = []
         for step in range(1, steps + 1):
             self.plan.append((step, 0))
             self.plan += [(step, poll) for poll in range(1, polls.get(step, 0) + 1)]
+            self.plan += [(step, END)] if step in meets else []
         self.started: list[Boundary] = []
         self.stopped = False
 
@@ -56,10 +57,10 @@ class FakeLoop:
         """One boundary if possible; returns whether anything happened."""
         if self.stopped or len(self.started) == len(self.plan):
             return False
-        if self.started and self.started[-1][1] == 0:
-            step = self.started[-1]
-            if not all(step in loop.started for loop in everyone):
-                return False  # in the step's collective
+        if self.started and self.started[-1][1] in (0, END):
+            together = self.started[-1]
+            if not all(together in loop.started for loop in everyone):
+                return False  # in the step's collective, or where ranks meet after it
         answer = self.agreement.try_start(self.plan[len(self.started)])
         if answer is None:
             return False
@@ -74,15 +75,23 @@ class FakeLoop:
 @given(st.data())
 def test_all_ranks_stop_at_one_state(data: st.DataObject) -> None:
     """For any interleaving of loops and watchers, any requester, and any evaluations (the same on all ranks,
-    or by rank 0 alone): all ranks end, with the state after the same step, and no step is half done."""
+    as long as each likes, or by rank 0 alone): all ranks end, with the state after the same step, and no step
+    is half done, nor is a meeting after one left by some before it is over."""
     world_size = data.draw(st.integers(1, 4))
     steps = data.draw(st.integers(1, 5))
-    common = data.draw(st.dictionaries(st.integers(1, steps), st.integers(1, 3)))
-    alone = data.draw(st.booleans())
+    polls = st.dictionaries(st.integers(1, steps), st.integers(1, 3))
+    common = data.draw(polls)
+    how = data.draw(st.sampled_from(["alike", "unlike", "alone"]))
+    meets = data.draw(st.sets(st.integers(1, steps)))
     store = MemoryStore()
     agreements = [Agreement() for _ in range(world_size)]
     loops = [
-        FakeLoop(agreement, steps, common if not alone or rank == 0 else {})
+        FakeLoop(
+            agreement,
+            steps,
+            common if how == "alike" or rank == 0 else data.draw(polls) if how == "unlike" else {},
+            meets,
+        )
         for rank, agreement in enumerate(agreements)
     ]
     participants = [Participant(store, rank, world_size, agreements[rank]) for rank in range(world_size)]
@@ -103,7 +112,7 @@ def test_all_ranks_stop_at_one_state(data: st.DataObject) -> None:
             loop.advance(loops)
     assert all(loop.stopped or len(loop.started) == len(loop.plan) for loop in loops)
     assert len({loop.state for loop in loops}) == 1
-    assert len({tuple(b for b in loop.started if b[1] == 0) for loop in loops}) == 1
+    assert len({tuple(b for b in loop.started if b[1] in (0, END)) for loop in loops}) == 1
 
 
 def test_nothing_is_started_between_acknowledging_and_naming() -> None:
