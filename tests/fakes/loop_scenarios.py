@@ -88,8 +88,8 @@ def train(
 
     ``die`` {step, rank}: SIGKILL itself in that step, before the optimizer. ``step_seconds``: extra seconds
     by step number, spent before the backward. ``evaluate`` {every, batches, seconds, how}; every 0: before
-    the loop. ``signal_file``: made by rank 0 when step ``signal_step`` has begun. ``settle``: each save is
-    stored before the next step.
+    the loop, -1: after it. ``signal_file``: made by rank 0 when step ``signal_step`` has begun. ``settle``:
+    each save is stored before the next step.
     """
     if settle:
         moments.settle_saves()
@@ -137,8 +137,10 @@ def train(
         losses.append(total)
         run.extras["steps_seen"] = run.extras.get("steps_seen", 0) + 1
         step.log(loss=total)
-        if evaluate and evaluate["every"] and step.number % evaluate["every"] == 0:
+        if evaluate and evaluate["every"] > 0 and step.number % evaluate["every"] == 0:
             evaluation(run, model, evaluate)
+    if evaluate and evaluate["every"] < 0:
+        evaluation(run, model, evaluate)
     found = {
         "began": began,
         "evaluation_cut": run.evaluation_cut,

@@ -266,7 +266,7 @@ def _finish(session: Session) -> None:
         session.saver.commit()
     session.clock.enter("closing")
     _meet(session)
-    session.finished = True
+    session.finished, session.ended_at = True, session.step
 
 
 def _meet(session: Session) -> None:
@@ -279,19 +279,24 @@ def _meet(session: Session) -> None:
 def stop_drained(session: Session) -> None:
     """Commit what is new and end with the code that says "drained"; all ranks are at the same state.
 
+    Where a loop ended at that state everything is committed, all have met, and others may be at their exit,
+    where they meet nobody.
+
     Raises:
         SystemExit: always, so that the script's own clean-up runs.
         StorageUnavailable: the commit failed.
     """
     if session.recorder is not None:
         session.recorder.stopped(session.agreement.reason)
+    has_ended = session.ended_at == session.step
     if session.saver is not None:
-        if session.steps_here:
+        if session.steps_here and not has_ended:
             session.saver.commit()
     elif session.steps_here:
         session.warn("stopped on request, but without a checkpoint directory nothing is kept")
     session.clock.enter("closing")
-    _meet(session)
+    if not has_ended:
+        _meet(session)
     session.finished = session.drained = True
     session.say(f"stopped after step {session.step} ({session.agreement.reason})")
     end_by(_EXIT_SECONDS, exitcodes.DRAINED)

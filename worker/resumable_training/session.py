@@ -58,6 +58,7 @@ class Session:
     evaluation_cut: bool = False
     looping: bool = False
     meetings: int = 0
+    ended_at: int | None = None  # the step after which the newest loop came to its end, on all ranks
     finished: bool = False
     drained: bool = False
     warned: set[str] = field(default_factory=set)

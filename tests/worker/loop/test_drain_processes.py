@@ -120,6 +120,19 @@ def test_drain_while_others_wait_for_the_word_of_rank_0(
     assert drained(ranks, tmp_path) == committed
 
 
+def test_drain_while_rank_0_alone_evaluates_after_the_loop(
+    start_ranks: Callable[..., Ranks], tmp_path: Path
+) -> None:
+    """All is committed, and the others are at their end: it leaves the evaluation at once, and alone."""
+    signal_file = tmp_path / "go"
+    evaluate = {"every": -1, "batches": 100_000, "seconds": 0.01, "how": "rank_0"}
+    ranks = start_ranks("train", 2, until=2, evaluate={**evaluate, "signal_file": str(signal_file)})
+    eventually(signal_file.exists)
+    ranks.agents[1].send(kind="drain", reason="test", seconds=30)
+    assert ranks.codes() == [DRAINED, 0], ranks.output()
+    assert newest_step(tmp_path / "checkpoints") == 2
+
+
 def test_sigterm_drains_without_an_agent(start_ranks: Callable[..., Ranks], tmp_path: Path, nursery) -> None:
     """Under torchrun, SIGTERM to one rank is a drain request to all."""
     signal_file = tmp_path / "go"
