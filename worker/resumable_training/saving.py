@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 LEAVE_SECONDS = 30.0  # for a save in flight, when the script ends after leaving its loop early
 _HAND_OVER_SECONDS = 1.0  # for GPUs to finish a copy, when a rank fails
+_CATCH_UP_SECONDS = 5.0
 _RNG = "rng"
 _DATA = "data/"
 
@@ -123,7 +124,8 @@ class Saver:
 
         Where ``meets``, it is when the step's end has been started, which all ranks then start.
         """
-        self.poll()
+        if not self._is_catching_up():
+            self.poll()
         step = self._session.step
         saves = self.meets and self._meet()
         self._copy_is_due = bool(self._copy_every) and step % self._copy_every == 0 and not saves
@@ -146,6 +148,15 @@ class Saver:
         due, self._copy_is_due = self._copy_is_due, False
         if due and self._all_can_copy and self._all_may_copy():
             self._copy()
+
+    def _is_catching_up(self) -> bool:
+        """Lost steps are done again, which all wait for: a writer, which the first poll starts, can wait.
+
+        For seconds only: what is lost may be hours.
+        """
+        session = self._session
+        redoes = session.samples <= session.launch.high_water_samples
+        return redoes and not self._engine.busy and time.monotonic() - self._saved_at < _CATCH_UP_SECONDS
 
     def poll(self) -> None:
         """Tell of a save that has landed meanwhile. Not a collective; never waits.

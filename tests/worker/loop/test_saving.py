@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from resumable_training import saving
 from resumable_training.checkpoint.errors import NotPlain, StorageUnavailable
 from resumable_training.checkpoint.reports import Reached, SaveReport
 from resumable_training.contract import env, exitcodes, rankwire
@@ -32,6 +33,7 @@ class Engine:
         self.told_durable: list[float | None] = []
         self.can_copy = True
         self.dropped = 0
+        self.polls = 0
 
     def copy(self, state: Any, reached: Reached, *, durable_seconds: float | None) -> bool:
         self.told_durable.append(durable_seconds)
@@ -70,6 +72,7 @@ class Engine:
         self.last, self.flight = replace(self.flight, durable=True, **self.outcome), None
 
     def poll(self) -> SaveReport | None:
+        self.polls += 1
         return self.last if self.flight is None else None
 
     def wait(self) -> SaveReport | None:
@@ -89,7 +92,7 @@ class Session(SimpleNamespace):
             group=SimpleNamespace(private=None),
             settings=CheckpointConfig(**config),
             tracked=SimpleNamespace(optimizers={}, stateful={}),
-            launch=SimpleNamespace(rank=1),
+            launch=SimpleNamespace(rank=1, high_water_samples=0),
             main=False,  # keeps no history
             recorder=None,
             step=0,
@@ -125,6 +128,25 @@ def started(engine: Engine, **config: Any) -> tuple[Saver, Session]:
     saver.start_clock()
     saver.before_step()
     return saver, session
+
+
+def test_writers_wait_for_steps_that_are_done_again(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first poll starts them: after the first new step, or when that is long in coming, or a save was due."""
+    saver, session = started(engine, every_steps=5)
+    session.launch.high_water_samples = 3 * 8
+    polls = []
+    for _ in range(4):
+        session.step_once(saver)
+        polls.append(engine.polls)
+    assert polls == [0, 0, 0, 1]
+    session.launch.high_water_samples = 99 * 8
+    session.step_once(saver)  # begins a save
+    session.step_once(saver)
+    assert (engine.begun, engine.polls) == ([5], 2)
+    engine.land()
+    monkeypatch.setattr(saving, "_CATCH_UP_SECONDS", 0.0)
+    session.step_once(saver)
+    assert engine.polls == 3
 
 
 def test_a_save_counts_when_it_is_durable(engine: Engine) -> None:
