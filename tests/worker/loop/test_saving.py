@@ -131,7 +131,7 @@ def started(engine: Engine, **config: Any) -> tuple[Saver, Session]:
 
 
 def test_writers_wait_for_steps_that_are_done_again(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first poll starts them: after the first new step, or when that is long in coming, or a save was due."""
+    """The first poll starts them: after the first new step, or after seconds, or a save that was due."""
     saver, session = started(engine, every_steps=5)
     session.launch.high_water_samples = 3 * 8
     polls = []

@@ -12,7 +12,7 @@ from typing import Callable, Deque, List, Protocol, Sequence, Tuple
 
 from resumable_training.agent.preload_parent import Forked
 
-AFTER_SECONDS = 2.0  # ranks are up by then, and forking more does not delay them
+AFTER_SECONDS = 1.0  # ranks are up by then, mostly, and forking more does not delay them
 
 
 class Harbour(Protocol):
