@@ -24,7 +24,7 @@ from prometheus_client.utils import floatToGoString
 from resumable_operator.decide.observation import Job
 from resumable_training.contract import metrics as names
 
-SLICE_SECONDS = 0.002  # of work between two looks at what else there is to do
+SLICE_SECONDS = 0.0005  # of work between two looks at what else there is to do: a recovery takes dozens
 MOST_FORMATS = 3
 _END = b"# EOF\n"  # of OpenMetrics
 _NAMESPACE, _JOB, _VALUE = "namespace-hole", "job-hole", 7_777_777.5
