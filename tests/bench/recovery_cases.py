@@ -80,13 +80,12 @@ class Outcome:
 def is_time(scenario: Scenario, step: int, saved: int, since: int) -> bool:
     """Whether to strike now: step ``step`` has just been done and the newest checkpoint is of ``saved``.
 
-    ``since``: the step at which the last recovery was over; 0 at the start.
+    ``since``: the step at which the last recovery was over; 0 at the start. Asked over and over, so that
+    right after a checkpoint is as soon as there is a new one.
     """
-    if step < since + SETTLE_STEPS or saved < SAVE_EVERY:
-        return False
     if scenario.moment == "saved":
-        return saved % SAVE_EVERY == 0 and 0 <= step - saved <= 1
-    return step - saved == LOST_STEPS
+        return saved >= since + SETTLE_STEPS and saved % SAVE_EVERY == 0 and 0 <= step - saved <= 1
+    return step >= since + SETTLE_STEPS and saved >= SAVE_EVERY and step - saved == LOST_STEPS
 
 
 def first_new(

@@ -23,6 +23,7 @@ def lines(*steps: tuple[float, int, int, int]) -> list[dict[str, Any]]:
         pytest.param("rank-saved", 10, 10, 5, True, id="saved at once"),
         pytest.param("rank-saved", 11, 10, 5, True, id="saved while the next step was done"),
         pytest.param("rank-saved", 10, 5, 5, False, id="not durable yet"),
+        pytest.param("rank-saved", 6, 5, 3, False, id="saved before it had settled, so some time ago"),
     ],
 )
 def test_moment(scenario: str, step: int, saved: int, since: int, now: bool) -> None:
