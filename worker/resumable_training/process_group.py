@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -14,12 +15,14 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore  # the typed names
 
+from resumable_training.contract import env
 from resumable_training.errors import MasterBindFailed, PeerLost, StartTimeout, UserError
 from resumable_training.launch import Launch
 
 _RETRY_SECONDS = 0.005
 _BACKLOG = 4096
 _OF_ONE_SECONDS = 60.0  # nobody else is waited for
+_SAVES, _DOES_NOT, _ALIKE = "saves", "does not", "alike"  # what ranks say when they meet, and rank 0
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def form(launch: Launch, device: torch.device, start_timeout_seconds: float, tim
         MasterBindFailed: rank 0's port is taken.
         StartTimeout: some ranks did not come; the text names them.
         PeerLost: a rank came and went.
-        UserError: the script made a process group before.
+        UserError: the script made a process group before, or only some ranks have a checkpoint directory.
     """
     if dist.is_initialized():
         raise UserError("rt.start() makes the process group: remove the call of init_process_group before it")
@@ -181,13 +184,29 @@ def _wait_for_listener(address: str, port: int, deadline: float) -> None:
 
 
 def _meet(store: Store, launch: Launch, deadline: float) -> None:
-    """All ranks are here, or an error that names who is not."""
+    """All ranks are here, and save or don't; or an error that names who is not, or does not."""
+    word = _SAVES if launch.checkpoint.directory else _DOES_NOT
     try:
-        _pass_together(store, "start", launch.rank, launch.world_size, deadline)
+        _pass_together(store, "start", launch.rank, launch.world_size, deadline, word, _who_does_not_save)
+        refusal = store.get("start/all").decode()
     except dist.DistStoreError as error:
         raise StartTimeout(f"not all {launch.world_size} ranks came in time") from error
     except RuntimeError as error:
         raise PeerLost(f"rank 0's store went away: {error}") from error
+    if refusal != _ALIKE:
+        raise UserError(refusal)
+
+
+def _who_does_not_save(words: list[str]) -> str:
+    """What is wrong with some ranks that have a checkpoint directory beside some that have none."""
+    without = [rank for rank, word in enumerate(words) if word != _SAVES]
+    if len(without) in (0, len(words)):
+        return _ALIKE
+    few = f"{', '.join(map(str, without[:8]))}{' and more' if len(without) > 8 else ''}"
+    return (
+        f"{len(without)} of {len(words)} ranks ({few}) have no checkpoint directory, and the others do: give"
+        f" all the same rt.start(checkpoint_dir=...), or set {env.CHECKPOINT_DIR} on all machines"
+    )
 
 
 def meet_at_end(store: Store, rank: int, world_size: int, name: str, timeout_seconds: float) -> None:
@@ -206,11 +225,21 @@ def meet_at_end(store: Store, rank: int, world_size: int, name: str, timeout_sec
         raise PeerLost(f"not all ranks came to the end of the loop: {error}") from error
 
 
-def _pass_together(store: Store, name: str, rank: int, world_size: int, deadline: float) -> None:
-    store.set(f"{name}/{rank}", "1")
+def _pass_together(
+    store: Store,
+    name: str,
+    rank: int,
+    world_size: int,
+    deadline: float,
+    word: str = "1",
+    judge: Callable[[list[str]], str] | None = None,
+) -> None:
+    """``judge``: what rank 0 says, under ``<name>/all``, to the words of all."""
+    store.set(f"{name}/{rank}", word)
     if rank == 0:
         _wait_for_all(store, name, world_size, deadline)
-        store.set(f"{name}/all", "1")
+        words = store.multi_get([f"{name}/{other}" for other in range(world_size)]) if judge else []
+        store.set(f"{name}/all", judge([one.decode() for one in words]) if judge else _ALIKE)
     store.wait([f"{name}/all"], _until(deadline + 5))  # rank 0 knows who is missing, so let it speak first
 
 

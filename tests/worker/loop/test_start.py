@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from loop_ranks import FAKES, Nursery, Ranks, eventually, free_port
 
+from resumable_training.contract import exitcodes
+
 MASTER_BIND, PEER_LOST, START_TIMEOUT, NUMERIC = 83, 86, 87, 82
 
 
@@ -80,6 +82,27 @@ def test_another_attempts_rank_cannot_join(nursery: Nursery, tmp_path: Path) -> 
     codes = [nursery.ask(do="wait", pid=pid, seconds=30)["code"] for pid in pids]
     assert codes[0] == START_TIMEOUT
     assert codes[1] in (START_TIMEOUT, PEER_LOST)
+
+
+def test_a_directory_on_some_machines_only(nursery: Nursery, tmp_path: Path) -> None:
+    """Those that have it would wait for the others for ever: all end, and are told who lacks it."""
+    port, pids = str(free_port()), []
+    for rank in range(3):
+        environment = {"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        if rank != 1:
+            environment["RESUMABLE_CHECKPOINT_DIR"] = str(tmp_path / "checkpoints")
+        pids.append(
+            nursery.ask(
+                do="start",
+                scenario="start_only",
+                options={"result": str(tmp_path / "r")},
+                environment=environment,
+                output=str(tmp_path / f"log-{rank}"),
+            )["pid"]
+        )
+    assert [nursery.ask(do="wait", pid=pid, seconds=30)["code"] for pid in pids] == [exitcodes.USER_ERROR] * 3
+    for rank in range(3):
+        assert "1 of 3 ranks (1) have no checkpoint directory" in (tmp_path / f"log-{rank}").read_text()
 
 
 def test_a_peers_death_is_told_from_an_own_error(start_ranks: Callable[..., Ranks]) -> None:
