@@ -22,6 +22,7 @@ from resumable_training.launch import Launch
 _RETRY_SECONDS = 0.005
 _BACKLOG = 4096
 _OF_ONE_SECONDS = 60.0  # nobody else is waited for
+_REFUSED_SECONDS = 10.0
 _SAVES, _DOES_NOT, _ALIKE = "saves", "does not", "alike"  # what ranks say when they meet, and rank 0
 
 
@@ -194,6 +195,7 @@ def _meet(store: Store, launch: Launch, deadline: float) -> None:
     except RuntimeError as error:
         raise PeerLost(f"rank 0's store went away: {error}") from error
     if refusal != _ALIKE:
+        leave(store, launch.rank, launch.world_size, _REFUSED_SECONDS)  # with rank 0 goes what others read
         raise UserError(refusal)
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 from agent_process import AgentProcess, process_exists, wait_until
-from preload_agents import MODULE, agent_of, make_bare_python, parent_of, warnings_of
+from preload_agents import MODULE, agent_of, make_bare_python, parent_of, read, warnings_of
 
-from resumable_training.agent import preload_standby
 from resumable_training.agent.preload_parent import Forked
 from resumable_training.agent.preload_standby import Standbys
 from resumable_training.contract import events
@@ -33,8 +32,8 @@ def standbys(agent: AgentProcess, count: int) -> set[int]:
     children = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children")
 
     def find() -> set[int] | None:
-        names = {pid: Path("/proc", pid, "comm") for pid in children.read_text().split()}
-        found = {int(pid) for pid, comm in names.items() if comm.exists() and "standby" in comm.read_text()}
+        named = {int(pid) for pid in children.read_text().split() if "standby" in read(pid, "comm")}
+        found = {pid for pid in named - set(agent.rank_pids().values()) if process_exists(pid)}
         return found if len(found) == count else None
 
     found = wait_until(find, f"{count} that stand by")
@@ -62,8 +61,8 @@ def test_the_next_attempts_ranks_were_there_before(tmp_path: Path, bare_python: 
         for rank in range(ranks):
             said = ["forked", str(tmp_path / "work"), "2", str(rank), str(ranks)]
             assert agent.rank_log(2, rank).split() == said
-        assert not standbys(agent, ranks) & waiting
         wait_until(lambda: not any(map(process_exists, waiting - pids)), "the end of what is not wanted")
+        assert standbys(agent, ranks)
         assert not warnings_of(agent)
 
 
@@ -104,7 +103,7 @@ def test_they_end_with_what_they_came_from(tmp_path: Path, bare_python: str, vic
             os.kill(parent, signal.SIGKILL)
         wait_until(lambda: not any(map(process_exists, waiting)), "their end")
         if victim == "parent":
-            assert not standbys(agent, 2) & waiting
+            assert standbys(agent, 2)
 
 
 class Noted:
@@ -120,8 +119,7 @@ class Noted:
     def remove(self, session: int) -> None:
         self.harboured.remove(session)
 
-    def later(self, seconds: float, act: Callable[[], None]) -> Noted:
-        assert seconds == preload_standby.AFTER_SECONDS
+    def later(self, act: Callable[[], None]) -> Noted:
         self.planned.append(act)
         return self
 
@@ -148,7 +146,8 @@ def test_who_is_harboured() -> None:
     assert noted.harboured == standing.pids == [1, 2, 3]
     standing.reaped([(2, -9), (7, 0)])
     assert noted.harboured == standing.pids == [1, 3]
-    assert [one.pid for one in standing.take(1)] == [1]
+    standing.add(waiting(5))
+    assert [one.pid for one in standing.take(1, lambda pid: pid == 1)] == [3]
     assert (noted.harboured, len(standing)) == ([], 0)
     standing.add(waiting(4))
     standing.give_up()
@@ -159,8 +158,8 @@ def test_one_plan_at_a_time() -> None:
     """The newest; none when ranks are about to be started."""
     noted, done = Noted(), list[int]()
     standing = Standbys(noted)
-    standing.plan(noted.later, lambda: done.append(1))
-    standing.plan(noted.later, lambda: done.append(2))
+    standing.plan(lambda: noted.later(lambda: done.append(1)))
+    standing.plan(lambda: noted.later(lambda: done.append(2)))
     assert len(noted.planned) == 1
     noted.planned[0]()
     assert done == [2]

@@ -30,7 +30,12 @@ from resumable_training.agent.guarding import GuardProcess
 from resumable_training.agent.output import OutputPump, RankOutput
 from resumable_training.agent.preload_command import PythonProgram
 from resumable_training.agent.preload_parent import Forked, Parent
-from resumable_training.agent.preload_standby import Standbys
+from resumable_training.agent.preload_standby import (
+    AFTER_SECONDS,
+    BETWEEN_SECONDS,
+    PATIENCE_SECONDS,
+    Standbys,
+)
 from resumable_training.agent.ranks import RankPlan, StartedRank, own_environment, start_cold
 from resumable_training.contract.assignment import AgentSpec
 
@@ -260,6 +265,8 @@ class PreloadStarter:
             self._plan_standbys()
         elif kind == "unfit":
             self._give_up(message["why"])
+        elif kind in ("started", "refused"):
+            return  # too late: its ranks have ended by their gates
         elif parent.ready:
             self._replace("the preloaded parent, process %d, has ended" % parent.pid)
         else:
@@ -325,9 +332,13 @@ class PreloadStarter:
     def _fork(self, count: int) -> Deque[Forked]:
         """So many processes, all as a rule; the others are to be started cold."""
         forked: Deque[Forked] = deque()
-        if count and self._standbys and self._parent and self._parent.fork(0)[1]["kind"] == "started":
-            forked += self._standbys.take(count)
-        self._standbys.give_up()  # of a parent that has to say why it can't
+        if count and self._standbys and self._parent:
+            _, answer = self._parent.fork(0)
+            if answer.get("kind") != "started":
+                self._standbys.give_up()
+                self._refused(answer, 0, count)
+                return forked
+            forked += self._standbys.take(count, procfs.is_dying)
         while self._parent and len(forked) < count:
             wanted = min(count - len(forked), MOST_RANKS)
             some, answer = self._parent.fork(wanted)
@@ -337,13 +348,20 @@ class PreloadStarter:
                 break
         return forked
 
-    def _plan_standbys(self) -> None:
-        if self._parent and self._parent.ready and self._usual_count:
-            self._standbys.plan(asyncio.get_running_loop().call_later, self._stand_by)
+    def _plan_standbys(self, after: float = AFTER_SECONDS) -> None:
+        if self._parent and self._parent.ready and len(self._standbys) < self._usual_count:
+            loop = asyncio.get_running_loop()
+            self._standbys.plan(lambda: loop.call_later(after, self._stand_by))
 
     def _stand_by(self) -> None:
-        """Fork the ranks of the next attempt, as many as of this one."""
-        self._standbys.add(self._fork(self._usual_count))
+        """Fork one rank of the next attempt, and plan one more until there are as many as of this one."""
+        assert self._parent is not None  # or nothing would be planned
+        some, answer = self._parent.fork(1, PATIENCE_SECONDS)
+        self._standbys.add(some)
+        if some:
+            self._plan_standbys(BETWEEN_SECONDS)
+        else:
+            self._say("no rank stands by: %s" % answer.get("why", "the preloaded parent has ended"))
 
     def _can_fork(self, parent: Parent, plan: RankPlan) -> bool:
         odd = commands.odd_count(plan.environment)

@@ -275,8 +275,8 @@ def serve(control: socket.socket, settings: Dict[str, Any], known: Dict[str, Any
         data, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, MOST_DESCRIPTORS)
         if not data:
             os._exit(0)
-        wanted = json.loads(data.decode())["ranks"]
-        answer = fork(control.fileno(), descriptors, wanted, known, settings["directory"])
+        request = json.loads(data.decode())
+        answer = fork(control.fileno(), descriptors, request["ranks"], known, settings["directory"])
         mine = answer.get("mine")
         for place, descriptor in enumerate(descriptors):
             if mine is None or place // 2 != mine:
@@ -285,7 +285,7 @@ def serve(control: socket.socket, settings: Dict[str, Any], known: Dict[str, Any
             control.close()
             ranks.become_rank(settings, *descriptors[2 * mine : 2 * mine + 2])
             return
-        tell(control, **answer)
+        tell(control, number=request["number"], **answer)
 
 
 def fork(control: int, given: List[int], count: int, known: Dict[str, Any], directory: str) -> Dict[str, Any]:

@@ -1,8 +1,9 @@
 """The agent's end of a preloaded parent: starts its process, hears it, and has it fork ranks.
 
 Messages are one packet of JSON each. Of the parent: ``probed {wanted}``, ``ready {seconds, modules,
-compiled}``, ``unfit {why}``, and to each request ``started {pids}`` or ``refused {why, lasting, again}``. Of
-the agent, with two descriptors for each rank, its output and its gate: ``{ranks}``, how many. What makes a
+compiled}``, ``unfit {why}``, and to each request, with its number, ``started {pids}`` or ``refused {why,
+lasting, again}``. Of the agent, with two descriptors for each rank, its output and its gate: ``{number,
+ranks}``, the latter how many. What makes a
 rank of a process comes through its gate, when it is wanted: ``{set, unset}``, variables of its environment.
 """
 
@@ -14,7 +15,7 @@ import os
 import socket
 import time
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from resumable_training.agent import procfs
 from resumable_training.agent.ranks import StartedRank, spawn
@@ -74,6 +75,7 @@ class Parent:
         self.environment = environment
         self.began = self._moved_at = self._looked_at = time.monotonic()
         self._work: Tuple[int, ...] = ()
+        self._asked = 0
         self.ready = False
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.settimeout(FORK_SECONDS)
@@ -114,8 +116,11 @@ class Parent:
             self._work, self._moved_at = work, now
         return now - self._moved_at
 
-    def fork(self, count: int) -> Tuple[List[Forked], Dict[str, Any]]:
-        """So many processes, or fewer; and what it said. With 0 it says whether it could fork now."""
+    def fork(self, count: int, seconds: Optional[float] = None) -> Tuple[List[Forked], Dict[str, Any]]:
+        """So many processes, or fewer; and what it said. With 0 it says whether it could fork now.
+
+        ``seconds``: for the answer; by default as many as a machine that is busy may need.
+        """
         outputs: List[Tuple[int, int]] = []
         gates: List[Tuple[socket.socket, socket.socket]] = []
         try:
@@ -125,7 +130,7 @@ class Parent:
         except OSError as error:  # of this process: no fault of the parent
             answer: Dict[str, Any] = {"kind": "refused", "why": str(error)}
         else:
-            answer = self._ask(outputs, gates)
+            answer = self._ask(outputs, gates, fork_seconds(count) if seconds is None else seconds)
         pids = answer.get("pids", ())
         forked = [Forked(pid, output, gate) for pid, (output, _), (gate, _) in zip(pids, outputs, gates)]
         for _, output in outputs:
@@ -142,16 +147,25 @@ class Parent:
         self,
         outputs: Sequence[Tuple[int, int]],
         gates: Sequence[Tuple[socket.socket, socket.socket]],
+        seconds: float,
     ) -> Dict[str, Any]:
+        """Its answer to this request; one to an earlier request, whose ranks end by their gates, is late."""
         theirs = [end for (_, output), (_, gate) in zip(outputs, gates) for end in (output, gate.fileno())]
+        self._asked += 1
+        request = {"number": self._asked, "ranks": len(outputs)}
+        deadline = time.monotonic() + seconds
         try:
-            self.control.settimeout(fork_seconds(len(outputs)))
-            socket.send_fds(self.control, [json.dumps({"ranks": len(outputs)}).encode()], theirs)
-            return self.hear()
+            self.control.settimeout(seconds)
+            socket.send_fds(self.control, [json.dumps(request).encode()], theirs)
+            while True:
+                self.control.settimeout(max(0.001, deadline - time.monotonic()))
+                answer = self.hear()
+                if not answer or answer.get("number") == self._asked:
+                    return answer
         except OSError as error:
             return {"kind": "refused", "why": str(error), "again": True}
 
 
 def fork_seconds(ranks: int) -> float:
     """How long to wait until a parent has forked so many."""
-    return min(FORK_SECONDS + MORE_FORKS_SECONDS * (ranks - 1), MOST_FORK_SECONDS)
+    return min(FORK_SECONDS + MORE_FORKS_SECONDS * max(0, ranks - 1), MOST_FORK_SECONDS)

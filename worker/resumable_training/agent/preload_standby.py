@@ -13,6 +13,8 @@ from typing import Callable, Deque, List, Protocol, Sequence, Tuple
 from resumable_training.agent.preload_parent import Forked
 
 AFTER_SECONDS = 1.0  # ranks are up by then, mostly, and forking more does not delay them
+BETWEEN_SECONDS = 0.05  # one is made after the other: the agent's loop stands still meanwhile
+PATIENCE_SECONDS = 0.5  # with each, since nobody needs it yet
 
 
 class Harbour(Protocol):
@@ -30,7 +32,7 @@ class Timer(Protocol):
 
 
 class Standbys:
-    """Those of one parent. ``later(seconds, act)`` as an event loop's ``call_later``."""
+    """Those of one parent."""
 
     def __init__(self, harbour: Harbour) -> None:
         self._harbour = harbour
@@ -44,10 +46,10 @@ class Standbys:
     def pids(self) -> List[int]:
         return [one.pid for one in self._waiting]
 
-    def plan(self, later: Callable[[float, Callable[[], None]], Timer], act: Callable[[], None]) -> None:
-        """Do it when ranks that are being started now are up; whatever was planned before is not done."""
+    def plan(self, more: Callable[[], Timer]) -> None:
+        """More are made later; what was planned before is not done."""
         self.unplan()
-        self._timers.append(later(AFTER_SECONDS, act))
+        self._timers.append(more())
 
     def unplan(self) -> None:
         while self._timers:
@@ -58,8 +60,12 @@ class Standbys:
             self._harbour.harbour(one.pid)
         self._waiting += forked
 
-    def take(self, most: int) -> Deque[Forked]:
-        """No more than ``most`` of them, which are the caller's now; the others end."""
+    def take(self, most: int, is_dying: Callable[[int], bool]) -> Deque[Forked]:
+        """No more than ``most`` of them, which are the caller's now; the others end.
+
+        ``is_dying``: of a pid; one that has just been killed may not have been reaped yet.
+        """
+        self.reaped([(one.pid, 0) for one in self._waiting if is_dying(one.pid)])
         taken = deque(self._waiting[:most])
         for one in taken:
             self._harbour.remove(one.pid)
