@@ -283,10 +283,12 @@ class JobStatus(StatusModel):
     loss: float | None = Field(default=None, description="Newest loss that the script reported.")
     step_seconds: float = Field(default=0.0, description="Recent duration of a step.")
     checkpoint: CheckpointStatus | None = Field(default=None, description="The newest complete checkpoint.")
-    saved_samples: int = Field(
-        default=0,
+    saved_samples: int | None = Field(
+        default=None,
         description="Most samples that a checkpoint has held: one that holds more gives budgets back. Begins "
-        "anew where resumeFrom has the job go on.",
+        "anew where a person has the job go on from elsewhere: at what resumeFrom or a roll-back of the "
+        "store has it resume, and at 0 where startFresh has it start over or a failed local run is started "
+        "again.",
     )
     budgets: BudgetStatus = Field(
         default=BudgetStatus(),
@@ -345,6 +347,11 @@ class JobStatus(StatusModel):
     )
     resumed_from: str | None = Field(
         default=None, description="The spec.checkpoint.resumeFrom that was already used."
+    )
+    started_fresh: bool = Field(
+        default=False,
+        description="Whether savedSamples began anew by spec.checkpoint.startFresh; it does so again only "
+        "after an attempt that restored without it.",
     )
     start_failures: int = Field(
         default=0, description="Workers in a row that failed before they took part in an attempt."

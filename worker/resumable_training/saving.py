@@ -156,7 +156,8 @@ class Saver:
         """
         session = self._session
         redoes = session.samples <= session.launch.high_water_samples
-        return redoes and not self._engine.busy and time.monotonic() - self._saved_at < _CATCH_UP_SECONDS
+        idle = not self._engine.busy and not self._copy_every  # a poll settles copies
+        return redoes and idle and time.monotonic() - self._saved_at < _CATCH_UP_SECONDS
 
     def poll(self) -> None:
         """Tell of a save that has landed meanwhile. Not a collective; never waits.
@@ -545,6 +546,7 @@ def _restored_event(report: RestoreReport) -> dict[str, Any]:
         "fallback": [asdict(passed) for passed in report.fallback],
         "memory_bytes": report.memory_bytes,
         "storage_bytes": report.storage_bytes,
+        "deliberate": report.deliberate,
     }
 
 

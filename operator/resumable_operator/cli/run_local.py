@@ -331,7 +331,10 @@ def after_a_kill(status: JobStatus, now: float) -> JobStatus:
 
 
 def reopened(status: JobStatus) -> JobStatus:
-    """A failed job that its user starts again: as if suspended since, with fresh budgets."""
+    """A failed job that its user starts again: as if suspended since, with fresh budgets.
+
+    Whatever is saved next is progress: perhaps its user mended the store, or goes back.
+    """
     return status.model_copy(
         update={
             "phase": "Suspended",
@@ -339,6 +342,7 @@ def reopened(status: JobStatus) -> JobStatus:
             "finished_at": None,
             "failure_class": None,
             "budgets": BudgetStatus(),
+            "saved_samples": 0,
             "backoff_until": None,
             "backoff_count": 0,
             "start_failures": 0,

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from resumable_operator.decide import ledger
-from resumable_operator.decide.budget import give_back
+from resumable_operator.decide import ledger, saved
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.failure import add_evidence, of_leaving, of_rank_exit
 from resumable_operator.decide.interruptions import credit_rework, recovered
@@ -208,10 +207,12 @@ def _restored(draft: Draft, timed: TimedEvent) -> None:
     _begins_at(draft, _count(data, "step"), samples)
     wanted = draft.spec.checkpoint.resume_from
     if wanted is not None and wanted != draft.status.resumed_from:
-        draft.set(resumed_from=wanted, saved_samples=samples)
-        draft.reserve()
+        draft.set(resumed_from=wanted)
+        saved.begin_anew(draft, samples)
     else:
         _note_found(draft, timed)
+        deliberate = data.get("deliberate") is True  # older agents don't tell
+        saved.note_choice(draft, deliberate, str(data.get("checkpoint") or ""), samples)
     for passed_over in from_plain(_FALLBACKS, data.get("fallback") or [], "fallback"):
         why = f"{passed_over.get('checkpoint')} was not resumed: {passed_over.get('why')}"
         draft.tell("Warning", "CheckpointRefused", why)
@@ -228,25 +229,9 @@ def _note_found(draft: Draft, timed: TimedEvent) -> None:
     if before is not None:
         costs = before.model_dump(exclude={"name", "step", "samples", "at"})
         found = found.model_copy(update=costs)
-    _credit(draft, samples)
+    saved.credit(draft, samples)
     draft.set(checkpoint=found)
     draft.reserve()
-
-
-def _credit(draft: Draft, samples: int) -> None:
-    """A checkpoint is progress when none before has held as many samples.
-
-    One that is saved again, since a later one proved damaged, is not: else a job whose checkpoints are all
-    damaged would go on for ever at no cost.
-    """
-    made = draft.status.checkpoint
-    before = draft.status.saved_samples or (made.samples if made is not None else -1)  # an older operator's
-    if samples > before:
-        draft.set(
-            saved_samples=samples,
-            budgets=give_back(draft.status.budgets),
-            ledger=ledger.commit(draft.status.ledger),
-        )
 
 
 def _checkpoint(draft: Draft, timed: TimedEvent) -> None:
@@ -266,7 +251,7 @@ def _checkpoint(draft: Draft, timed: TimedEvent) -> None:
         interval_seconds=_seconds(data, "interval_seconds"),
         interval_bound=bound if (bound := data.get("interval_bound")) in _BOUNDS else "",
     )
-    _credit(draft, made.samples)
+    saved.credit(draft, made.samples)
     draft.set(checkpoint=made)
     if made.step > draft.status.step:  # what it holds has been done, though no report has come yet
         draft.set(

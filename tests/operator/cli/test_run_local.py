@@ -112,7 +112,10 @@ def test_the_time_a_killed_run_was_away_is_nobodys_fault() -> None:
 
 
 def test_failed_job_starts_again() -> None:
-    """Budgets are fresh; numbers, checkpoint and ledger stay, and the time since the end is not charged."""
+    """Budgets are fresh, and any save is progress.
+
+    Numbers, checkpoint and ledger stay, and the time since the end is not charged.
+    """
     ledger = settle(open_ledger(1000), "productive", 5000)
     checkpoint = CheckpointStatus(name="step-00000010.1", step=10, samples=640, at=3.0)
     failed = JobStatus(
@@ -123,11 +126,12 @@ def test_failed_job_starts_again() -> None:
         budgets=BudgetStatus(user_error=(1.0, 2.0, 3.0), without_progress=3),
         conditions=(Condition(type="Failed", status="True"), Condition(type="Valid", status="True")),
         checkpoint=checkpoint,
+        saved_samples=800,
         ledger=ledger,
     )
     status = reopened(failed)
     assert (status.phase, status.failure_class, status.finished_at) == ("Suspended", None, None)
-    assert status.budgets == BudgetStatus()
+    assert (status.budgets, status.saved_samples) == (BudgetStatus(), 0)
     assert [condition.type for condition in status.conditions] == ["Valid"]
     assert (status.attempt.number, status.checkpoint) == (4, checkpoint)
     assert (status.ledger.phases, status.ledger.open_phase) == (ledger.phases, "suspended")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from world import SAMPLES_PER_STEP, World
+from world import SAMPLES_PER_STEP, FakeAgent, Group, World
 
 from resumable_operator.decide.actions import Action, SendRequest
 from resumable_operator.decide.failure import judge, of_leaving
@@ -29,9 +29,9 @@ CODES = (1, 3, *range(80, 90), 137, 143, -6, -9, -15)
 FAULTS = ("crash", "kill_rank", "kill_worker", "kill_agent", "sigterm", "forming")
 
 
-def world_of(workers: int, library: bool = True) -> World:
-    world = World(
-        {"workers": {"replicas": workers, "min": workers}, "recovery": {"budgets": BUDGETS}},
+def world_of(workers: int, library: bool = True, kind: type[World] = World, **spec: Any) -> World:
+    world = kind(
+        {"workers": {"replicas": workers, "min": workers}, "recovery": {"budgets": BUDGETS}, **spec},
         capacity=workers,
         steps=10**6,
         save_every=10**6,
@@ -111,11 +111,30 @@ def strike(world: World, fault: str, code: int) -> bool:
     return True
 
 
+class Restoring(World):
+    """Its attempts say what they resumed. ``rolled_back``: the next one finds that a person chose it."""
+
+    rolled_back = False
+
+    def _report(self, first: FakeAgent, group: Group) -> None:
+        if group.steps_done == 1:
+            begun = group.step - 1
+            told = {"step": begun, "samples": begun * SAMPLES_PER_STEP, "deliberate": self.rolled_back}
+            name = f"step-{begun}" if begun or self.rolled_back else ""
+            self._log(first, events.RESTORED, {"checkpoint": name, **told})
+            self.rolled_back = False
+        super()._report(first, group)
+
+
+@pytest.mark.parametrize("word", [None, "startFresh", "rollback"])
 @pytest.mark.parametrize("end", [*CODES, "kill_rank", "kill_worker"])
-def test_each_new_checkpoint_is_damaged(end: int | str) -> None:
+def test_each_new_checkpoint_is_damaged(end: int | str, word: str | None) -> None:
     """Attempts save, now at one step and now at another, and end; what they saved can't be resumed. That is
-    no progress, however often."""
-    world = world_of(1)
+    no progress, however often; a person's word for where they begin counts once."""
+    checkpoint = {"startFresh": word == "startFresh"}
+    world = world_of(1, kind=Restoring, checkpoint=checkpoint)
+    assert isinstance(world, Restoring)
+    world.rolled_back = word == "rollback"
     world.crash_code, world.crash_steps = (end, 5) if isinstance(end, int) else (None, 0)
     until = world.now + SECONDS
     while world.now < until and not world.job.status.finished_at and numbers(world) <= MOST:

@@ -149,14 +149,14 @@ def test_what_was_saved_before_is_no_progress(samples: list[int]) -> None:
     """Whatever proved damaged in between, only what goes beyond all that was saved gives budgets back."""
     status, given_back = _saves(BASE, samples)
     assert given_back == [count > max(samples[:at], default=-1) for at, count in enumerate(samples)]
-    assert status.saved_samples == max(samples, default=0)
+    assert status.saved_samples == max(samples, default=None)
 
 
 def test_a_status_without_the_most_samples_saved() -> None:
     """An older operator kept none: the newest checkpoint that it knew of has been counted."""
     made = CheckpointStatus(name="step-10", step=10, samples=80, at=101.0)
     status = BASE.model_copy(update={"checkpoint": made})
-    assert _saves(status, [72, 88, 80])[1] == [False, True, False]
+    assert _saves(status, [72, 80, 88, 80])[1] == [False, False, True, False]
 
 
 def test_the_most_samples_saved_begin_anew_where_the_user_says() -> None:
@@ -169,6 +169,46 @@ def test_the_most_samples_saved_begin_anew_where_the_user_says() -> None:
     assert again.saved_samples == 80
     forgotten = again.model_copy(update={"cursors": {}})
     assert _saves(forgotten, [80, 88])[1] == [False, True]
+
+
+def _goes_on(status: JobStatus, samples: int, spec: dict[str, Any], **told: Any) -> JobStatus:
+    """After a restore of so many, by an attempt whose events are numbered from 1 again."""
+    found = event(events.RESTORED, 1, step=samples // 8, samples=samples, **told)
+    fresh = status.model_copy(update={"cursors": {}})
+    return fold([found], fresh, {"workers": {"replicas": 1}, **spec}).status.model_copy(
+        update={"cursors": {}}
+    )
+
+
+def test_starting_over_on_purpose_counts_once() -> None:
+    """startFresh stays in the spec: only the first start from nothing begins the count anew, until the word
+    is taken back. Without the word, and where nothing was saved yet, none does."""
+    word = {"checkpoint": {"startFresh": True}}
+    first = _goes_on(BASE, 0, word, checkpoint="")
+    assert (first.saved_samples, first.started_fresh) == (None, False)
+    before, _ = _saves(first, [800])
+    assert _goes_on(before, 0, {}, checkpoint="").saved_samples == 800
+    assert _goes_on(before, 80, word, checkpoint="step-00000010.1").saved_samples == 800
+    over = _goes_on(before, 0, word, checkpoint="")
+    assert over.started_fresh
+    saved, given_back = _saves(over, [80, 160, 240])
+    assert given_back == [True, True, True]
+    again = _goes_on(saved, 0, word, checkpoint="")
+    assert _saves(again, [80, 160, 240, 320])[1] == [False, False, False, True]
+    taken_back = _goes_on(saved, 240, {}, checkpoint="step-00000030.1")
+    assert not taken_back.started_fresh
+    assert _goes_on(taken_back, 0, word, checkpoint="").saved_samples == 0
+
+
+def test_a_roll_back_begins_the_count_anew() -> None:
+    """Rank 0 says that a person chose; a later fall back to the same point, and an older agent, do not."""
+    before, _ = _saves(BASE, [800])
+    assert _goes_on(before, 80, {}, checkpoint="step-00000010.1").saved_samples == 800
+    back = _goes_on(before, 80, {}, checkpoint="step-00000010.1", deliberate=True)
+    saved, given_back = _saves(back, [80, 160, 240, 320])
+    assert given_back == [False, True, True, True]
+    again = _goes_on(saved, 80, {}, checkpoint="step-00000010.1", deliberate=False)
+    assert _saves(again, [160, 240, 320])[1] == [False, False, False]
 
 
 def test_a_checkpoint_told_after_the_end_still_counts() -> None:

@@ -47,6 +47,21 @@ def test_rolled_back_it_goes_on_from_there(job: Job) -> None:
     assert job.resume_points == ["step-00000025.4", "step-00000020.1", "step-00000010.1"]
 
 
+def test_the_first_restore_since_a_persons_choice_says_so(job: Job) -> None:
+    """A roll-back, or ``resumeFrom``; an attempt that comes back to the same point is on its own."""
+
+    def deliberate(attempt: int, **config: object) -> bool:
+        report = job.engine(attempt, **config).restore(make_state())
+        assert report is not None
+        return report.deliberate
+
+    start(job, 1, 10, 20)
+    assert not deliberate(2)
+    back(job, "10")
+    assert [deliberate(3), deliberate(4)] == [True, False]
+    assert [deliberate(5, resume_from="step-00000020.1"), deliberate(6)] == [True, False]
+
+
 def test_an_attempt_that_trains_on_is_superseded(job: Job) -> None:
     """It was not stopped: its next save fails, and writes nothing on the chain."""
     running = start(job, 1, 10, 20)

@@ -217,7 +217,8 @@ class CheckpointEngine:
         if self._ranks.rank == 0:
             self._lineage.release(source)
         self._saver.start(offer)
-        return _restore_report(source, record, loaded, fallback, time.monotonic() - started)
+        report = _restore_report(source, record, loaded, fallback, time.monotonic() - started)
+        return replace(report, deliberate=record.deliberate or choice.by_hand)
 
     def _loader(self, source: Source, there: Inventory, rooms: Sequence[Room]) -> Loader:
         """With what this worker still has of the resume point, once storage has said that it is that."""

@@ -40,6 +40,7 @@ class RestoreReport:
     seconds: float = 0.0
     memory_bytes: int = 0  # that no rank had to read from storage, of all ranks
     storage_bytes: int = 0
+    deliberate: bool = False  # by resumeFrom, or the first restore since a roll-back; not of those after it
     landed: SaveReport | None = None  # of this checkpoint, if it became durable after its ranks' end
 
 

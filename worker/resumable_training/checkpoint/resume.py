@@ -24,6 +24,7 @@ class Choice:
     kind: str
     name: str = ""  # of the checkpoint, for DELIBERATE and NEWEST
     reason: str = ""
+    by_hand: bool = False  # the newest record is a roll-back, by a person: of NEWEST
 
 
 def choose(
@@ -50,7 +51,8 @@ def choose(
     candidates = [*seen.resume_points, *([seen.chain.origin] if seen.chain.origin else [])]
     for name in candidates:
         if name not in rejected:
-            return Choice(NEWEST, name, "newest on the chain")
+            rolled_back = newest is not None and newest.by_hand
+            return Choice(NEWEST, name, "newest on the chain", rolled_back)
     return _nothing(seen, config, newest, job_uid, bool(candidates))
 
 

@@ -24,8 +24,9 @@ ASSIGNED = "assigned"  # {world_size, ranks, master_port, resume_from}
 RANKS_STARTED = "ranks_started"  # {ranks: [int]}; the processes exist
 RANK_CONNECTED = "rank_connected"  # {rank, pid}: the rank uses the library
 PROGRESS = "progress"  # contract.events.ProgressReport, by the agent of rank 0 (others too, less often)
-# {step, samples, checkpoint, record, seconds, fallback: [{checkpoint, why}], memory_bytes, storage_bytes} by
-# rank 0; bytes of all ranks: that were still on the job's workers, that were read from storage
+# {step, samples, checkpoint, record, seconds, fallback: [{checkpoint, why}], memory_bytes, storage_bytes,
+# deliberate: by resumeFrom, or the first since a roll-back} by rank 0; bytes of all ranks: that were still on
+# the job's workers, that were read from storage
 RESTORED = "restored"
 # {step, samples, checkpoint, bytes, blocking_ms, durable_ms, interval_seconds, interval_steps,
 # interval_bound: fixed, or what bound the interval auto (contract.formulas)} by rank 0; of one that landed
