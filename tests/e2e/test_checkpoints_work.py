@@ -39,6 +39,8 @@ def test_roll_back_copy_and_export(training: TrainingRun, tmp_path: Path) -> Non
     training.finish()
     training.check()
     assert [record.parent for record in read_records(training.store)] == [None, *[name(6, 1)] * 2]
+    told = [event["data"].get("deliberate") for event in training.history("restored")]
+    assert told == [None, True]  # as the operator is to know
 
     copied = rtj("checkpoints", "copy", run, str(tmp_path / "kept"))
     assert copied.returncode == 0, copied.stderr
