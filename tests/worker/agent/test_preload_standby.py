@@ -18,6 +18,15 @@ from resumable_training.contract import events
 PRINTS = "print(os.getcwd(), os.environ['RESUMABLE_ATTEMPT'], os.environ['RANK'], os.environ['WORLD_SIZE'])\n"
 SCRIPT = "import os, sys, time\nprint('forked' if 'colorsys' in sys.modules else 'cold')\n" + PRINTS
 WAITS = SCRIPT + "time.sleep(100)\n"
+# Ends about when the next ranks are forked, and leaves sessions that are found one after the other.
+NESTS = """
+import os, time
+rank, depth = os.getpid(), 60
+while depth and os.fork() == 0:
+    os.setsid()
+    depth -= 1
+time.sleep(0.9 if os.getpid() == rank else 100)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +88,31 @@ def test_one_that_is_killed_is_not_counted_on(tmp_path: Path, bare_python: str) 
         assert not warnings_of(agent)
 
 
+def test_one_that_is_stopped_is_not_let_go(tmp_path: Path, bare_python: str) -> None:
+    """It would be a rank that never comes; it ends, and so does one that is stopped when its agent ends."""
+    with agent_of(tmp_path, bare_python, WAITS) as agent:
+        began(agent, 1)
+        stopped = standbys(agent, 2).pop()
+        os.kill(stopped, signal.SIGSTOP)
+        assert stopped not in began(agent, 2)
+        wait_until(lambda: not process_exists(stopped), "its end")
+        stopped = standbys(agent, 2).pop()
+        os.kill(stopped, signal.SIGSTOP)
+        agent.kill(signal.SIGTERM)
+        wait_until(lambda: not process_exists(stopped), "its end with the agent")
+
+
+def test_they_are_no_leftovers_of_a_long_cleaning_up(tmp_path: Path, bare_python: str) -> None:
+    """Also those that are forked while an attempt's leftovers are being found and killed."""
+    with agent_of(tmp_path, bare_python, NESTS) as agent:
+        agent.begin(1)
+        assert agent.ended(1) == events.SUCCEEDED
+        waiting = standbys(agent, 2)
+        agent.begin(2)
+        agent.wait_event(events.RANKS_STARTED, where=lambda event: event.attempt == 2)
+        assert set(agent.rank_pids().values()) == waiting
+
+
 def test_of_a_module_that_has_changed(tmp_path: Path, bare_python: str) -> None:
     """They hold what the file held before: ranks start cold, and those that stood by end."""
     text = SCRIPT + "import mine\ntime.sleep(100)\n"
@@ -131,7 +165,13 @@ class Waiting(Forked):
     """One of which nothing is left but its number."""
 
     def give_up(self) -> None:
-        assert self.pid
+        ENDED.append(self.pid)
+
+    def close(self) -> None:
+        CLOSED.append(self.pid)
+
+
+ENDED, CLOSED = list[int](), list[int]()
 
 
 def waiting(*pids: int) -> list[Forked]:
@@ -147,7 +187,8 @@ def test_who_is_harboured() -> None:
     standing.reaped([(2, -9), (7, 0)])
     assert noted.harboured == standing.pids == [1, 3]
     standing.add(waiting(5))
-    assert [one.pid for one in standing.take(1, lambda pid: pid == 1)] == [3]
+    assert [one.pid for one in standing.take(1, lambda pid: pid != 1)] == [3]
+    assert (ENDED, CLOSED) == ([1, 5], [2])  # the number of one that was reaped may be another's by now
     assert (noted.harboured, len(standing)) == ([], 0)
     standing.add(waiting(4))
     standing.give_up()

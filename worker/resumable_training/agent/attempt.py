@@ -440,9 +440,9 @@ class Attempt:
         sessions = {rank.started.pid for rank in self.ranks}
         held = self._context.keeper.end(self.number, sessions)
         held |= {rank.started.pid for rank in self.ranks if rank.abandoned}
-        keep = [*self._context.guard.keep(), *self._context.keeper.pids(), *held]
         on_gpus: Set[int] = set()
         for _ in range(_LEFTOVER_TURNS):
+            keep = [*self._context.guard.keep(), *self._context.keeper.pids(), *held]  # there may be new ones
             if gpus.present():
                 on_gpus.update(gpus.holders(sessions, keep))  # now: a dying one shows no open files
             if not reap.kill_leftovers(sessions, keep):

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from resumable_training.agent import procfs
+from resumable_training.agent import procfs, reap
 from resumable_training.agent.ranks import StartedRank, spawn
 
 VARIABLE = "RESUMABLE_PRELOAD"
@@ -45,7 +45,12 @@ class Forked:
         return StartedRank(self.pid, self.output)
 
     def give_up(self) -> None:
-        """It ends."""
+        """It ends, also where it is stopped and can't see that its gate is closed. It has not been reaped."""
+        reap.kill_session(self.pid)
+        self.close()
+
+    def close(self) -> None:
+        """Our ends: it has ended, or will when it comes to its gate."""
         self.gate.close()
         os.close(self.output)
 

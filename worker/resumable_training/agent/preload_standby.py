@@ -60,16 +60,15 @@ class Standbys:
             self._harbour.harbour(one.pid)
         self._waiting += forked
 
-    def take(self, most: int, is_dying: Callable[[int], bool]) -> Deque[Forked]:
+    def take(self, most: int, is_fit: Callable[[int], bool]) -> Deque[Forked]:
         """No more than ``most`` of them, which are the caller's now; the others end.
 
-        ``is_dying``: of a pid; one that has just been killed may not have been reaped yet.
+        ``is_fit``: of a pid; one may have been stopped, or killed and not reaped yet.
         """
-        self.reaped([(one.pid, 0) for one in self._waiting if is_dying(one.pid)])
-        taken = deque(self._waiting[:most])
+        taken = deque([one for one in self._waiting if is_fit(one.pid)][:most])
         for one in taken:
             self._harbour.remove(one.pid)
-        del self._waiting[:most]
+            self._waiting.remove(one)
         self.give_up()
         return taken
 
@@ -86,4 +85,4 @@ class Standbys:
         for one in [one for one in self._waiting if one.pid in gone]:
             self._waiting.remove(one)
             self._harbour.remove(one.pid)
-            one.give_up()
+            one.close()
