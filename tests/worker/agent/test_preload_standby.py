@@ -35,19 +35,19 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_bare_python(tmp_path_factory.mktemp("bare"))
 
 
-def standbys(agent: AgentProcess, count: int) -> set[int]:
-    """Pids of the processes that wait at their gates, once there are so many."""
+def waiting_now(agent: AgentProcess) -> set[int]:
+    """Pids of the processes that wait at their gates."""
     assert agent.process is not None
-    children = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children")
+    children = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children").read_text().split()
+    named = {int(pid) for pid in children if "standby" in read(pid, "comm")}
+    return {pid for pid in named - set(agent.rank_pids().values()) if process_exists(pid)}
 
-    def find() -> set[int] | None:
-        named = {int(pid) for pid in children.read_text().split() if "standby" in read(pid, "comm")}
-        found = {pid for pid in named - set(agent.rank_pids().values()) if process_exists(pid)}
-        return found if len(found) == count else None
 
-    found = wait_until(find, f"{count} that stand by")
-    assert found is not None
-    return found
+def standbys(agent: AgentProcess, count: int) -> set[int]:
+    """The same, once there are so many."""
+    return wait_until(
+        lambda: found if len(found := waiting_now(agent)) == count else set(), f"{count} that stand by"
+    )
 
 
 def began(agent: AgentProcess, number: int, ranks: int = 2) -> set[int]:
@@ -104,13 +104,19 @@ def test_one_that_is_stopped_is_not_let_go(tmp_path: Path, bare_python: str) -> 
 
 def test_they_are_no_leftovers_of_a_long_cleaning_up(tmp_path: Path, bare_python: str) -> None:
     """Also those that are forked while an attempt's leftovers are being found and killed."""
+    seen: set[int] = set()
     with agent_of(tmp_path, bare_python, NESTS) as agent:
         agent.begin(1)
+
+        def found() -> bool:
+            now = waiting_now(agent)
+            seen.update(now)
+            return len(now) == 2
+
+        agent.wait_event(events.RANK_EXITED)
+        wait_until(found, "two that stand by")
         assert agent.ended(1) == events.SUCCEEDED
-        waiting = standbys(agent, 2)
-        agent.begin(2)
-        agent.wait_event(events.RANKS_STARTED, where=lambda event: event.attempt == 2)
-        assert set(agent.rank_pids().values()) == waiting
+        assert seen == standbys(agent, 2)
 
 
 def test_of_a_module_that_has_changed(tmp_path: Path, bare_python: str) -> None:
