@@ -22,12 +22,13 @@ def send(to: socket.socket, message: Message, descriptors: Sequence[int] = ()) -
     """All of it; blocks while the other end reads something else.
 
     Raises:
-        OSError: the other end is gone.
+        OSError: the other end is gone, and has not got all of it.
     """
     data = json.dumps(message, separators=(",", ":")).encode()
     frame = memoryview(_LENGTH.pack(len(data)) + data)
     sent = socket.send_fds(to, [frame], list(descriptors)) if descriptors else to.send(frame)
-    to.sendall(frame[sent:])
+    if sent < len(frame):  # to send nothing fails, too, where the other end has taken all and is gone since
+        to.sendall(frame[sent:])
 
 
 class Inbox:
