@@ -11,11 +11,12 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import aiohttp
 import kopf
 from kubernetes.aio.client import Configuration
 
 from resumable_operator.cluster.kube_cache import KubeCache
-from resumable_operator.errors import FatalError
+from resumable_operator.errors import FatalError, RetryableError
 from resumable_training.contract.labels import GROUP, PLURAL, VERSION
 
 POD_SELECTOR = "app.kubernetes.io/managed-by=resumable-training"
@@ -114,6 +115,7 @@ async def watch(
         nodes: as of ``registry``.
 
     Raises:
+        RetryableError: the connection broke while kopf asked what there is to be watched, which it does once.
         FatalError: a watch has ended for good, or did not begin. A fresh process begins anew.
     """
     chosen = tuple(namespaces)
@@ -126,7 +128,8 @@ async def watch(
     )
     take_signals()
     wanted = {PLURAL, "pods", *(["nodes"] if nodes else [])}
-    tasks = [*tasks, asyncio.create_task(_require_watches(wanted), name="are all watched")]
+    begun = asyncio.Event()
+    tasks = [*tasks, asyncio.create_task(_require_watches(wanted, begun), name="are all watched")]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -137,12 +140,14 @@ async def watch(
     errors = [error for task in done if (error := task.exception()) is not None]
     if errors and isinstance(errors[0], FatalError):
         raise errors[0]
+    if errors and isinstance(errors[0], aiohttp.ClientError) and not begun.is_set():
+        raise RetryableError(f"no watch could begin: {_words(errors[0])}") from errors[0]
     if errors:
         raise FatalError(f"the watch of the cluster failed: {_words(errors[0])}") from errors[0]
     raise FatalError("the watch of the cluster ended unexpectedly")
 
 
-async def _require_watches(plurals: set[str]) -> None:
+async def _require_watches(plurals: set[str], begun: asyncio.Event) -> None:
     """For ever, unless a kind is not watched: the API server did not name it when kopf asked for all kinds,
     once, and kopf passes over that.
 
@@ -151,6 +156,7 @@ async def _require_watches(plurals: set[str]) -> None:
     """
     while not (watched := _watched()):  # noqa: ASYNC110 -- kopf does not tell; they all begin together
         await asyncio.sleep(LOOK_SECONDS)
+    begun.set()
     missing = ", ".join(sorted(plurals - watched))
     if missing:
         raise FatalError(f"there is no watch of {missing}: the API server does not list that kind yet")

@@ -127,7 +127,9 @@ async def _work(options: Options, take_signals: Callable[[], None]) -> None:
         logger.info("synced after %.2f s, %d jobs", taken, count, extra={"event": "synced"})
         nodes = cluster.node_signals
         watches = handlers.registry(cluster.cache, base.api.configuration, nodes=nodes)
-        watching = handlers.watch(watches, options.namespaces, take_signals, nodes=nodes)
+        watching = _patiently(
+            base, lambda: handlers.watch(watches, options.namespaces, take_signals, nodes=nodes)
+        )
         async with asyncio.TaskGroup() as group:
             group.create_task(_compare(base, cluster, ring, master), name="relist")
             group.create_task(reconciler.run(), name="reconcile")

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import kopf
 import pytest
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import load_kube_config
@@ -21,7 +23,7 @@ from kubernetes.aio.config import load_kube_config
 from bed.api import path
 from bed.control_plane import ControlPlane
 from resumable_operator import handlers
-from resumable_operator.errors import FatalError
+from resumable_operator.errors import FatalError, RetryableError
 from resumable_training.contract.labels import GROUP, KIND, PLURAL, VERSION
 
 OURS = {"app.kubernetes.io/managed-by": "resumable-training"}
@@ -263,3 +265,32 @@ async def test_watch_survives_an_absent_api_server(control_plane: ControlPlane, 
         await asyncio.to_thread(api.create, pods, pod("after", OURS))
         await told.until(lambda: task.done() or bool(told.of("pod", "after")))
         assert not task.done()
+
+
+@pytest.mark.parametrize(("is_watched", "kind"), [(False, RetryableError), (True, FatalError)])
+async def test_a_connection_that_breaks(
+    is_watched: bool, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is watched kopf gives up at once, and is begun again; later it retries by itself."""
+    goes_on = asyncio.Event()
+
+    async def breaks() -> None:
+        await goes_on.wait()
+        raise aiohttp.ClientPayloadError("Response payload is not completed")
+
+    async def spawn(**_: object) -> list[asyncio.Task[None]]:
+        return [asyncio.create_task(breaks())]
+
+    monkeypatch.setattr(kopf, "spawn_tasks", spawn)
+    monkeypatch.setattr(handlers, "LOOK_SECONDS", 0.0)
+    names = [PLURAL, "pods"] if is_watched else []
+    watchers = [
+        asyncio.create_task(asyncio.Event().wait(), name=f"{handlers.WATCHER}{one}.v1") for one in names
+    ]
+    watch = asyncio.create_task(handlers.watch(kopf.OperatorRegistry(), ["here"]))
+    for _ in range(10):  # turns of the loop, in which it looks whether all are watched
+        await asyncio.sleep(0)
+    goes_on.set()
+    with pytest.raises(kind, match="Response payload"):
+        await watch
+    await asyncio.gather(*watchers, return_exceptions=True)

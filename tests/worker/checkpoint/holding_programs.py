@@ -213,6 +213,7 @@ class Loop:
             group=SimpleNamespace(private=group),
             settings=CheckpointConfig(every_steps=100_000, memory_every_steps=1),
             tracked=SimpleNamespace(optimizers={}, stateful={}),
+            launch=SimpleNamespace(high_water_samples=0),
             main=False,  # keeps no history
             recorder=None,
             step=one.step,
