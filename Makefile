@@ -67,7 +67,7 @@ bench: $(STAMP)  ## Cost of the loop, and recovery in short; results in tests/be
 bench-recovery: $(STAMP)  ## Recovery beside torchrun, ten runs of each at 2 and 4 ranks; ARGS='--peers', '--help'
 	$(PY) tests/bench/bench_recovery.py $(ARGS)
 
-bench-recovery-cluster: $(STAMP)  ## The same on a real API server with process-backed pods; needs root
+bench-recovery-cluster: $(STAMP)  ## The same on a real API server with process-backed pods, ten runs; needs root; ARGS='--help'
 	PYTHONPATH=tests:tests/fakes $(PY) tests/bench/bench_recovery_cluster.py $(ARGS)
 
 bench-operator: $(STAMP)  ## The operator with 200 and 1,000 jobs on a real API server (about half an hour on 2 cores)

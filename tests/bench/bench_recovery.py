@@ -3,20 +3,18 @@
 All train the same model (body.py) with the same interval of saves, in turns, so that a busy machine slows
 all. What counts is the time until a step that nobody had done before, at the size that is wanted; where ranks
 can be stopped at a step it is the pause of training. Prints tables and aims; writes recovery.json and
-recovery.svg into tests/bench/results; with --add, together with what was measured of the same code before.
-Run by `make bench-recovery`.
+recovery.svg into tests/bench/results; with --add, together with what was measured of the same code before;
+with --write-docs into docs/, too. Run by `make bench-recovery`.
 """
 
 from __future__ import annotations
 
 import argparse
-import compileall
 import json
 import math
 import shutil
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,17 +24,32 @@ import launch
 import peers
 import recovery_cases as cases
 import recovery_docs
-import recovery_file
+import recovery_main
 import recovery_table
 import stages
 from contenders import Absent, Contender
 from launch import Running
 from recovery_cases import LEGS, SCENARIOS, Leg, Outcome, Scenario
-from recovery_file import Measured
+from recovery_main import Benchmark
 
-RESULTS = Path(__file__).parent / "results"
 START_SECONDS, MOMENT_SECONDS, RECOVER_SECONDS = 120.0, 60.0, 150.0
-QUICK_RUNS, RUNS = 2, 10
+# What is trained, how it is supervised and struck, and what is taken down of it; not how that is told.
+METHOD = [
+    launch.HERE / f"{name}.py"
+    for name in (
+        *("bench_recovery", "body", "contenders", "launch", "peers", "peers_install", "recovery_cases"),
+        *("stages", "train_under_torchft", "train_under_torchrun", "train_with_library"),
+    )
+]
+BENCHMARK = Benchmark(
+    "recovery",
+    METHOD,
+    SCENARIOS,
+    Outcome,
+    recovery_table.tables,
+    recovery_table.aims,
+    recovery_docs.PUBLISHED,
+)
 Collected = dict[int, dict[str, dict[str, list[Outcome]]]]
 
 
@@ -154,26 +167,12 @@ def _scratch() -> Iterator[Path]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    names = [scenario.name for scenario in SCENARIOS]
-    parser.add_argument("--runs", type=int, default=RUNS, help="of each scenario and contender [%(default)s]")
+    recovery_main.add_options(parser, SCENARIOS)
     parser.add_argument("--slow-runs", type=int, help="of those that wait most of a minute [a third]")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_RUNS} runs at 2 ranks")
-    parser.add_argument("--ranks", type=int, nargs="+", choices=[2, 4], help="[2 4]")
-    parser.add_argument("--scenario", nargs="+", choices=names, default=names, help="only these")
+    parser.add_argument("--ranks", type=int, nargs="+", choices=[2, 4], help="[2 4; with --quick 2]")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these contenders")
     parser.add_argument("--peers", action="store_true", help="dlrover, NVRx and torchft too; installs them")
-    parser.add_argument(
-        "--add",
-        action="store_true",
-        help="keep the other tables of recovery.json, if they are of the same code and machine",
-    )
-    parser.add_argument("--write-docs", action="store_true", help="put tables and picture into docs/")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="directory for JSON and picture")
-    options = parser.parse_args()
-    if options.runs < (0 if options.add else 1):
-        parser.error("--runs: nothing would be measured; 0 goes with --add alone, to write what is there")
-    if options.quick:
-        options.runs = min(options.runs, QUICK_RUNS)
+    options = recovery_main.parse(parser)
     options.ranks = options.ranks or ([2] if options.quick else [2, 4])
     if options.slow_runs is None:
         options.slow_runs = max(1, options.runs // 3)
@@ -195,26 +194,6 @@ def _sides(options: argparse.Namespace) -> tuple[list[Contender], list[Absent]]:
     return sides, [side for side in everybody if isinstance(side, Absent)]
 
 
-def _earlier(directory: Path, now: Measured, planned: Mapping[int, Mapping[str, Sequence[str]]]) -> Measured:
-    """What is added to: all that was measured before, or nothing. Ends here if it does not go together.
-
-    ``planned``: who will be measured, by ranks and scenario; a table is not to lose anybody by it.
-    """
-    before = recovery_file.read(directory)
-    if before is None:
-        return now
-    try:
-        found = before.with_added(now)
-    except recovery_file.Mixed as mixed:
-        raise SystemExit(f"--add: {directory / recovery_file.JSON}: {mixed}") from mixed
-    if lost := before.lost_to(planned):
-        raise SystemExit(
-            f"--add: a table is of one run, and these would be lost: {', '.join(lost)}. Measure them too"
-            " (--only, --peers), or give another --output"
-        )
-    return found
-
-
 def _planned(
     options: argparse.Namespace, sides: Sequence[Contender], wanted: Sequence[Scenario]
 ) -> dict[int, dict[str, list[str]]]:
@@ -229,47 +208,19 @@ def _planned(
 
 def main() -> None:
     options = _options()
-    began = time.monotonic()
-    for package in recovery_file.PACKAGES:  # as in the images: no start is to compile what was just edited
-        compileall.compile_dir(package, quiet=2)
     sides, absent = _sides(options)
     wanted = [scenario for scenario in SCENARIOS if scenario.name in options.scenario]
-    now = Measured(
-        recovery_file.digest(),
-        recovery_file.machine(),
+    begun = recovery_main.begin(
+        BENCHMARK,
+        options,
+        _planned(options, sides, wanted),
         notes={side.name: side.note for side in sides},
-        results={},
         absent={side.name: side.reason for side in absent},
     )
-    before = now
-    if options.add:  # before an hour is spent in vain
-        before = _earlier(options.output, now, _planned(options, sides, wanted))
     results: Collected = {}
     for ranks in options.ranks:
         results[ranks] = run_all(sides, ranks, wanted, options.runs, options.slow_runs)
-    everything = before.with_added(replace(now, results=results))
-    if not everything.results:
-        raise SystemExit("nothing was measured: no file is written")
-    changed = recovery_file.digest() != now.code
-    trained = {
-        ranks: {scenario: [name for name, runs in of.items() if runs] for scenario, of in tables.items()}
-        for ranks, tables in results.items()
-    }
-    lost = before.lost_to(trained)
-    lines = [*recovery_table.tables(everything.results), "", *everything.told(), "", "Aims:"]
-    lines += [f"  {aim}" for aim in recovery_table.aims(everything.results)]
-    print("\n".join(lines))
-    path = recovery_file.write(replace(everything, code="") if changed else everything, options.output)
-    if lost:
-        print(f"\nnot in the new tables, since they did not train this time: {', '.join(lost)}")
-    print(f"\nwritten: {path}; took {(time.monotonic() - began) / 60:.1f} min")
-    if changed:
-        raise SystemExit(
-            "the code was edited while it was measured: the numbers are of no one version, nothing can be"
-            " added to them, and docs/ stays as it is"
-        )
-    if options.write_docs:
-        print(f"written: {recovery_docs.write(everything.results, everything.told())}")
+    recovery_main.end(begun, results)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -24,8 +26,8 @@ def replace_measured(page: Path, text: str, part: str = "measured") -> None:
     page.write_text(f"{before}{begin}\n{text}\n{end}{after}")
 
 
-def machine() -> str:
-    """What it was measured on, for people."""
-    return (
-        f"{os.cpu_count()} cores, CPU and gloo, torch {version('torch')}, Python {platform.python_version()}"
-    )
+def machine(found: Mapping[str, Any] | None = None) -> str:
+    """What it was measured on, for people; ``found``: as it was noted then, else this machine."""
+    if found is None:
+        found = {"cpus": os.cpu_count(), "torch": version("torch"), "python": platform.python_version()}
+    return f"{found['cpus']} cores, CPU and gloo, torch {found['torch']}, Python {found['python']}"

@@ -1,8 +1,8 @@
-"""recovery.json of the recovery benchmark: written, read again, and put together from runs of its parts.
+"""The runs that a recovery benchmark keeps as JSON: written, read again, and put together from its parts.
 
 A long benchmark can be taken scenario by scenario. What stands in one table is always of one run, in which
 contenders took turns; what stands in one file is of the same code, measured in the same way on the same kind
-of machine.
+of machine. Used by recovery_main.py, for the file in results and for the published one in docs/.
 """
 
 from __future__ import annotations
@@ -18,24 +18,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import recovery_plot
-import recovery_table
-from recovery_cases import SCENARIOS, Outcome
+from recovery_cases import SCENARIOS, Outcome, Scenario
 from recovery_table import Results
 
 import resumable_operator
 import resumable_training
 
 PACKAGES = [Path(str(one.__file__)).parent for one in (resumable_operator, resumable_training)]
-# What is trained, how it is supervised and struck, and what is taken down of it; not how that is told.
-METHOD = [
-    Path(__file__).with_name(f"{name}.py")
-    for name in (
-        *("bench_recovery", "body", "contenders", "launch", "peers", "peers_install", "recovery_cases"),
-        *("stages", "train_under_torchft", "train_under_torchrun", "train_with_library"),
-    )
-]
-JSON, PICTURE = "recovery.json", "recovery.svg"
+DIGITS = 3  # of a second: steps take hundreds of milliseconds
+LINES_DEEP = 5  # a run, below runs, ranks, scenario and contender, is one line of the file
 
 
 class Mixed(Exception):
@@ -55,20 +46,22 @@ class Measured:
     results: Results
     absent: Mapping[str, str] = field(default_factory=dict)
 
-    def with_added(self, new: Measured) -> Measured:
+    def with_added(self, new: Measured, scenarios: Sequence[Scenario] = SCENARIOS) -> Measured:
         """Both; a table that both have is the new one's. One without a single run replaces nothing.
+
+        ``scenarios``: in the order of the tables.
 
         Raises:
             Mixed: they are of different code, or of different machines.
         """
-        if self.code != new.code:
+        if not self.code or self.code != new.code:
             raise Mixed(
                 f"it was measured with other code in operator/, worker/ or the benchmark"
                 f" ({self.code or 'unknown'}, now {new.code}): measure all of it anew, without --add"
             )
         if self.machine != new.machine:
             raise Mixed(f"it was measured on another machine: {told(self.machine)}, now {told(new.machine)}")
-        results = _joined(self.results, new.results)
+        results = _joined(self.results, new.results, scenarios)
         tables = [sides for scenarios in results.values() for sides in scenarios.values()]
         there = {name for sides in tables for name, runs in sides.items() if runs}
         notes = {name: note for name, note in {**self.notes, **new.notes}.items() if name in there}
@@ -101,17 +94,17 @@ def told(machine: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in machine.items())
 
 
-def _joined(old: Results, new: Results) -> Results:
+def _joined(old: Results, new: Results, scenarios: Sequence[Scenario]) -> Results:
     """In the order in which one run would have had it."""
     joined: dict[int, dict[str, Mapping[str, Sequence[Outcome]]]] = {}
     for ranks in sorted({*old, *new}):
         tables = {name: sides for name, sides in old.get(ranks, {}).items() if any(sides.values())}
         tables |= {name: sides for name, sides in new.get(ranks, {}).items() if any(sides.values())}
-        joined[ranks] = {one.name: tables[one.name] for one in SCENARIOS if one.name in tables}
+        joined[ranks] = {one.name: tables[one.name] for one in scenarios if one.name in tables}
     return {ranks: tables for ranks, tables in joined.items() if tables}
 
 
-def digest(code: Iterable[Path] = (*PACKAGES, *METHOD)) -> str:
+def digest(code: Iterable[Path]) -> str:
     """Of these files, and all that are in these packages, committed or not; twelve hexadecimal digits.
 
     Hidden files are none of it: editors keep theirs beside what is edited.
@@ -142,38 +135,59 @@ def _cpu_model() -> str:
     return names[0] if names else platform.machine()
 
 
-def write(measured: Measured, directory: Path) -> Path:
-    """All runs and what they ran on, as JSON, and a picture; the path of the first."""
-    directory.mkdir(parents=True, exist_ok=True)
+def text(measured: Measured) -> str:
+    """All runs and what they ran on, as JSON: a line for each run, so that versions can be compared."""
     runs = {
         str(ranks): {
-            scenario: {name: [vars(one) for one in outcomes] for name, outcomes in sides.items()}
+            scenario: {name: [_plain(one) for one in outcomes] for name, outcomes in sides.items()}
             for scenario, sides in scenarios.items()
         }
         for ranks, scenarios in measured.results.items()
     }
-    aims = [str(aim) for aim in recovery_table.aims(measured.results)]
     names = ("code", "machine", "notes", "absent")
-    plain = {name: getattr(measured, name) for name in names} | {"aims": aims, "runs": runs}
-    path = directory / JSON
-    path.write_text(json.dumps(plain, indent=1) + "\n")
-    (directory / PICTURE).write_text(recovery_plot.draw(measured.results))
-    return path
+    plain = {name: getattr(measured, name) for name in names} | {"runs": runs}
+    return _laid_out(plain, LINES_DEEP) + "\n"
 
 
-def read(directory: Path) -> Measured | None:
-    """What was measured last; None: nothing."""
-    path = directory / JSON
-    if not path.exists():
-        return None
-    plain = json.loads(path.read_text())
+def parsed(text: str, outcome: type[Outcome] = Outcome) -> Measured:
+    """What ``text`` was made of, as far as it was kept. ``outcome``: what was taken down of each run."""
+    plain = json.loads(text)
+    if "absent" not in plain:  # of an older version of the benchmark: nothing is added to it
+        return Measured("", plain["machine"], {}, {})
     results = {
         int(ranks): {
-            scenario: {name: [Outcome(**one) for one in outcomes] for name, outcomes in sides.items()}
+            scenario: {name: [outcome(**one) for one in outcomes] for name, outcomes in sides.items()}
             for scenario, sides in scenarios.items()
         }
         for ranks, scenarios in plain["runs"].items()
     }
-    if "absent" not in plain:  # of an older version of the benchmark: notes have no names, nothing is added
-        return Measured("", plain["machine"], {}, results)
     return Measured(plain["code"], plain["machine"], plain["notes"], results, plain["absent"])
+
+
+def _plain(one: Outcome) -> dict[str, Any]:
+    """Without what says nothing, and with times as exact as they are told."""
+    usual = vars(type(one)(None))
+    return {
+        name: _rounded(value)
+        for name, value in vars(one).items()
+        if name == "seconds" or value != usual[name]
+    }
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _rounded(inner) for name, inner in value.items()}
+    return round(value, DIGITS) if isinstance(value, float) else value
+
+
+def _laid_out(value: Any, deep: int, indent: str = "") -> str:
+    """JSON with a line for each item of the upper levels; what is deeper stands in its item's line."""
+    if not deep or not value or not isinstance(value, dict | list):
+        return json.dumps(value)
+    inner = indent + " "
+    if isinstance(value, dict):
+        items = [f"{json.dumps(name)}: {_laid_out(one, deep - 1, inner)}" for name, one in value.items()]
+    else:
+        items = [_laid_out(one, deep - 1, inner) for one in value]
+    begin, end = "{}" if isinstance(value, dict) else "[]"
+    return begin + ",".join(f"\n{inner}{item}" for item in items) + f"\n{indent}{end}"

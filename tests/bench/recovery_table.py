@@ -12,6 +12,7 @@ from stages import STAGES
 
 from resumable_training.contract.metrics import RECOVERY_STAGES
 
+HEADS = ("runs", "never", "min", "p25", "median", "p75", "max", "redone")
 Results = Mapping[int, Mapping[str, Mapping[str, Sequence[Outcome]]]]  # by ranks, scenario, contender
 OURS, COLD, SPARE = "rtj run", "rtj run --no-preload", "rtj run --spares 1"
 COPIES = "rtj run --memory-every 1"
@@ -50,14 +51,23 @@ def tables(results: Results) -> list[str]:
     lines: list[str] = []
     for ranks, scenarios in results.items():
         for name, sides in scenarios.items():
-            lines += ["", f"{BY_NAME[name].title}; {ranks} ranks", _head(), *_rows(sides)]
+            head = f"  {'':<22}" + row((*HEADS, "step", "x ours"))
+            lines += ["", f"{BY_NAME[name].title}; {ranks} ranks", head, *_rows(sides)]
             lines += _stage_lines(sides)
     return lines
 
 
-def _head() -> str:
-    names = ("runs", "never", "min", "p25", "median", "p75", "max", "redone", "step", "x ours")
-    return f"  {'':<22}" + "".join(f"{name:>8}" for name in names)
+def row(cells: Sequence[str]) -> str:
+    """One below the other."""
+    return "".join(f"{cell:>8}" for cell in cells)
+
+
+def cells(outcomes: Sequence[Outcome]) -> list[str]:
+    """Those under ``HEADS``."""
+    spread = Spread.of(outcomes)
+    times = (spread.least, spread.p25, spread.median, spread.p75, spread.most)
+    redone = statistics.median(one.redone for one in outcomes)
+    return [str(spread.runs), str(spread.never), *map(seconds, times), f"{redone:g}"]
 
 
 def _rows(sides: Mapping[str, Sequence[Outcome]]) -> Iterable[str]:
@@ -65,20 +75,10 @@ def _rows(sides: Mapping[str, Sequence[Outcome]]) -> Iterable[str]:
     for name, outcomes in sides.items():
         if not outcomes:
             continue
-        spread = Spread.of(outcomes)
-        times = (spread.least, spread.p25, spread.median, spread.p75, spread.most)
-        redone = statistics.median(one.redone for one in outcomes)
+        median = Spread.of(outcomes).median
         step = statistics.median(one.step_seconds for one in outcomes)
-        ratio = f"{spread.median / ours:.2f}" if ours and not math.isinf(spread.median) else "-"
-        cells = [
-            str(spread.runs),
-            str(spread.never),
-            *map(seconds, times),
-            f"{redone:g}",
-            seconds(step),
-            ratio,
-        ]
-        yield f"  {name:<22}" + "".join(f"{cell:>8}" for cell in cells)
+        ratio = f"{median / ours:.2f}" if ours and not math.isinf(median) else "-"
+        yield f"  {name:<22}" + row([*cells(outcomes), seconds(step), ratio])
 
 
 def _stage_lines(sides: Mapping[str, Sequence[Outcome]]) -> Iterable[str]:
@@ -87,9 +87,14 @@ def _stage_lines(sides: Mapping[str, Sequence[Outcome]]) -> Iterable[str]:
         booked = [one.ledger for one in outcomes if one.ledger]
         if booked:
             yield f"  {name}, by the ledger: {_medians(booked, RECOVERY_STAGES)}"
-        split = [one.split for one in outcomes if one.split]
-        if split:
-            yield f"  {name}, by the history: {_medians(split, STAGES)}"
+        if split := by_history(outcomes):
+            yield f"  {name}, by the history: {split}"
+
+
+def by_history(outcomes: Sequence[Outcome]) -> str:
+    """Medians by stage, of those that tell them."""
+    split = [one.split for one in outcomes if one.split]
+    return _medians(split, STAGES) if split else ""
 
 
 def _medians(found: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
@@ -126,17 +131,17 @@ def aims(results: Results) -> list[Aim]:
 
 def _own_aims(results: Results) -> list[Aim]:
     return [
-        _at_most("a killed rank is back with a new step, at 2 ranks", results, "rank-saved", KILLED_SECONDS),
+        at_most("a killed rank is back with a new step, at 2 ranks", results, "rank-saved", KILLED_SECONDS),
         _without_step(results),
         *_ratios(f"a killed rank, {LOST_STEPS} steps redone", results, "rank", RATIO_KILLED),
         *_ratios("a killed rank, none redone", results, "rank-saved", RATIO_KILLED),
         *_stall(results),
-        _at_most("a worker gone for good, a new step at the smaller size", results, "lost", LOST_SECONDS),
+        at_most("a worker gone for good, a new step at the smaller size", results, "lost", LOST_SECONDS),
         *_ratios("a worker gone for good", results, "lost", RATIO_LOST),
-        _at_most("a worker replaced after 1 s, full size", results, "replaced", REPLACED_SECONDS),
-        _at_most("the same by a spare", results, "replaced", REPLACED_SECONDS, SPARE),
+        at_most("a worker replaced after 1 s, full size", results, "replaced", REPLACED_SECONDS),
+        at_most("the same by a spare", results, "replaced", REPLACED_SECONDS, SPARE),
         _tight(results),
-        *(_nothing_redone(results, BY_NAME[name]) for name in ("preempt", "grow")),
+        *(nothing_redone(results, BY_NAME[name]) for name in ("preempt", "grow")),
     ]
 
 
@@ -145,10 +150,10 @@ def _aims_of_copies(results: Results) -> list[Aim]:
     killed = f"{COPIES}: a killed rank, {LOST_STEPS} steps after a checkpoint"
     lost, replaced = f"{COPIES}: a worker gone for good", f"{COPIES}: a worker replaced after 1 s, full size"
     return [
-        _at_most(f"{killed}, a new step at 2 ranks", results, "rank", KILLED_SECONDS, COPIES),
+        at_most(f"{killed}, a new step at 2 ranks", results, "rank", KILLED_SECONDS, COPIES),
         *_ratios(killed, results, "rank", RATIO_KILLED, COPIES),
-        _at_most(f"{lost}, a new step at the smaller size", results, "lost", LOST_SECONDS, COPIES),
-        _at_most(replaced, results, "replaced", REPLACED_SECONDS, COPIES),
+        at_most(f"{lost}, a new step at the smaller size", results, "lost", LOST_SECONDS, COPIES),
+        at_most(replaced, results, "replaced", REPLACED_SECONDS, COPIES),
     ]
 
 
@@ -156,7 +161,8 @@ def _ours(results: Results, scenario: str, ranks: int = 2, side: str = OURS) -> 
     return results.get(ranks, {}).get(scenario, {}).get(side, ())
 
 
-def _at_most(what: str, results: Results, scenario: str, limit: float, side: str = OURS) -> Aim:
+def at_most(what: str, results: Results, scenario: str, limit: float, side: str = OURS) -> Aim:
+    """Of the median at two ranks."""
     text, outcomes = f"{what} <= {limit:g} s", _ours(results, scenario, side=side)
     if not outcomes:
         return Aim(text, "", None)
@@ -231,9 +237,10 @@ def _tight(results: Results) -> Aim:
     return Aim(text, f"worst {worst:.2f} x ({where})", worst <= SPREAD) if where else Aim(text, "", None)
 
 
-def _nothing_redone(results: Results, scenario: Scenario) -> Aim:
+def nothing_redone(results: Results, scenario: Scenario, side: str = OURS) -> Aim:
+    """At any number of ranks; and all recovered."""
     text = f"no step redone: {scenario.title.removesuffix(' (pause)')}"
-    found = [one for ranks in results for one in _ours(results, scenario.name, ranks)]
+    found = [one for ranks in results for one in _ours(results, scenario.name, ranks, side)]
     if not found:
         return Aim(text, "", None)
     redone = sum(one.redone for one in found)

@@ -21,7 +21,7 @@ PROGRAM = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import bench_recovery, recovery_file
-recovery_file.digest = lambda: {CODE!r}
+recovery_file.digest = lambda _: {CODE!r}
 bench_recovery.main()
 """
 
@@ -33,7 +33,7 @@ def test_a_tiny_run_measures_everything(tmp_path: Path) -> None:
     """One rank is killed, once: its time, steps redone and both splits are in results and table, and beside
     them what was measured of the same code before."""
     before = Measured(CODE, machine(), {}, {4: {"lost": {"rtj run": [Outcome(2.5, 2.5, 3, 0.25)]}}})
-    recovery_file.write(before, tmp_path)
+    (tmp_path / "recovery.json").write_text(recovery_file.text(before))
     command = [sys.executable, "-c", PROGRAM, "--runs", "1", "--ranks", "2", "--scenario", "rank", "--add"]
     command += ["--only", "rtj run", "--output", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=220)

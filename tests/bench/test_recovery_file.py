@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import bench_recovery
+import bench_recovery_cluster
 import pytest
 import recovery_file
+from cluster_cases import Found
 from recovery_cases import Outcome
 from recovery_file import Measured, Mixed
 from recovery_table import Results
@@ -23,18 +26,32 @@ def measured(
     return Measured(code, MACHINE, notes or {}, results, absent)
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_what_is_written_is_read_again() -> None:
     """All runs with all that is known of each; a run that never recovered, too."""
     before = measured(
         {2: {"rank": {"rtj run": [NEW, Outcome(None)], "torchrun": [OLD]}}},
         notes={"a": "b"},
         dlrover="no pip",
     )
-    assert recovery_file.read(tmp_path) is None
-    recovery_file.write(before, tmp_path)
-    after = recovery_file.read(tmp_path)
-    assert after is not None
-    assert after == before
+    assert recovery_file.parsed(recovery_file.text(before)) == before
+    on_cluster = measured({2: {"dead": {"operator": [Found(4.5, 4.5, 3, 0.25, api_writes=2, known=2.5)]}}})
+    assert recovery_file.parsed(recovery_file.text(on_cluster), Found) == on_cluster
+
+
+def test_a_run_is_a_line() -> None:
+    """Of two versions of a file it can be seen what is new; what says nothing is left out, and times are to
+    the millisecond."""
+    exact = Outcome(1.23456789, 1.23456789, step_seconds=0.25, split={"stop": 0.1 + 0.2})
+    before = measured({2: {"rank": {"rtj run": [OLD, exact, Outcome(None)]}}})
+    lines = recovery_file.text(before).splitlines()
+    assert [line.strip(" ,") for line in lines if '"seconds"' in line] == [
+        '{"seconds": 2.0, "after_strike": 2.0, "redone": 3, "step_seconds": 0.25}',
+        '{"seconds": 1.235, "after_strike": 1.235, "step_seconds": 0.25, "split": {"stop": 0.3}}',
+        '{"seconds": null}',
+    ]
+    other = measured({2: {"rank": {"rtj run": [OLD, NEW, Outcome(None)]}}})
+    assert len(set(lines) - set(recovery_file.text(other).splitlines())) == 1
+    assert recovery_file.text(recovery_file.parsed("\n".join(lines))).splitlines() == lines
 
 
 def test_pieces_come_together() -> None:
@@ -118,15 +135,24 @@ def test_nothing_is_mixed(other: dict[str, object], words: str) -> None:
         before.with_added(replace(before, **other))  # type: ignore[arg-type]
 
 
-def test_results_of_unknown_code_are_not_added_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param('{"machine": {"cpus": 2}, "aims": [], "runs": {"rank": [{"outcome": {}}]}}', id="none"),
+        pytest.param('{"code": "c0de", "machine": {"cpus": 2}, "notes": ["a: b"], "runs": {}}', id="notes"),
+    ],
+)
+def test_results_of_unknown_code_are_not_added_to(text: str) -> None:
     """A file from before the code was noted, or notes by contender."""
-    (tmp_path / "recovery.json").write_text(
-        '{"code": "c0de", "machine": {"cpus": 2}, "notes": ["a: b"], "aims": [], "runs": {}}'
-    )
-    before = recovery_file.read(tmp_path)
-    assert before is not None
     with pytest.raises(Mixed, match="unknown"):
-        before.with_added(measured({}))
+        recovery_file.parsed(text).with_added(measured({}))
+
+
+def test_code_that_was_edited_is_not_added_to() -> None:
+    """Not even what is of no one version either."""
+    edited = measured({2: {"rank": {"rtj run": [OLD]}}}, code="")
+    with pytest.raises(Mixed, match="unknown"):
+        edited.with_added(edited)
 
 
 def test_every_file_of_the_code_counts(tmp_path: Path) -> None:
@@ -155,22 +181,46 @@ def test_every_file_of_the_code_counts(tmp_path: Path) -> None:
     assert len(set(found)) == 6
 
 
-def test_how_it_is_measured_is_part_of_the_code() -> None:
-    """All that the benchmark and its scripts import here, but for what only tells of results."""
-    telling = {f"{name}.py" for name in ("recovery_docs", "recovery_file", "recovery_plot", "recovery_table")}
-    here = Path(recovery_file.__file__).parent
-    found: set[str] = set()
-    due = {"bench_recovery.py", *(path.name for path in here.glob("train_*.py"))}
+HERE = Path(recovery_file.__file__).parent
+BED, FAKES = HERE.parent / "bed", HERE.parent / "fakes"
+TELLING = {f"recovery_{name}" for name in ("docs", "file", "main", "plot", "table")} | {"cluster_table"}
+
+
+@pytest.mark.parametrize(
+    ("begin", "method"),
+    [
+        pytest.param(
+            ["bench_recovery", *(path.stem for path in HERE.glob("train_*.py"))],
+            bench_recovery.METHOD,
+            id="one machine",
+        ),
+        pytest.param(
+            ["bench_recovery_cluster", "train_with_library"], bench_recovery_cluster.METHOD, id="cluster"
+        ),
+    ],
+)
+def test_how_it_is_measured_is_part_of_the_code(begin: list[str], method: list[Path]) -> None:
+    """All of ours that the benchmark and its scripts import, but for what only tells of results."""
+    found: set[Path] = set()
+    due = {HERE / f"{name}.py" for name in begin}
     while due:
-        name = due.pop()
-        found.add(name)
-        imported = {f"{one}.py" for one in imports(here / name) if (here / f"{one}.py").exists()}
-        due |= imported - found - telling
-    assert found == {path.name for path in recovery_file.METHOD}
+        path = due.pop()
+        found.add(path)
+        if path.is_file():
+            due |= {one for name in imports(path) - TELLING if (one := ours(name)) is not None} - found
+    assert found == set(method)
+
+
+def ours(module: str) -> Path | None:
+    """Where a module of the benchmarks, of the fakes or of the bed is; of the bed as a whole."""
+    if module == BED.name:
+        return BED
+    return next((path for folder in (HERE, FAKES) if (path := folder / f"{module}.py").exists()), None)
 
 
 def imports(path: Path) -> set[str]:
     """Names of modules, of the first part."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
     plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    return plain | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    parts = plain | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    return {name.partition(".")[0] for name in parts}
