@@ -102,8 +102,8 @@ def _ahead(found: Sequence[Found]) -> list[str]:
     return [
         f"The machine that falls silent: on the evidence of agents the attempt was ended {_range(known)}"
         f" after the strike, and the node controller marked the node after {_range(missed)},"
-        f" {_range(ahead)} later{told}. The node controller's grace is {GRACE_SECONDS:g} s in this"
-        f" measurement; Kubernetes' default is {USUAL_GRACE_SECONDS:g} s."
+        f" {_range(ahead)} later{told}. The node controller's grace, from the node's last sign of life, is"
+        f" {GRACE_SECONDS:g} s in this measurement; Kubernetes' default is {USUAL_GRACE_SECONDS:g} s."
     ]
 
 

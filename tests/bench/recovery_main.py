@@ -152,8 +152,9 @@ def end(begun: Begun, results: Results) -> None:
 
 
 def _told(benchmark: Benchmark, measured: Measured) -> list[str]:
+    notes = ["", *told] if (told := measured.told()) else []
     aims = [f"  {aim}" for aim in benchmark.aims(measured.results)]
-    return [*benchmark.tables(measured.results), "", *measured.told(), "", "Aims:", *aims]
+    return [*benchmark.tables(measured.results), *notes, "", "Aims:", *aims]
 
 
 def _trained(results: Results) -> Names:

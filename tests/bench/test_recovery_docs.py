@@ -76,7 +76,7 @@ def test_what_is_told_of_a_cluster() -> None:
     assert any(line.endswith("API writes 0.12 (4)") for line in lines)
     assert "ended 2.62 s (2.50 to 2.75) after the strike" in text
     assert "after 5.00 s (4.75 to 5.25), 2.38 s (2.25 to 2.50) later (1 more runs know only one" in text
-    assert "grace is 4 s in this measurement; Kubernetes' default is 50 s" in text
+    assert "is 4 s in this measurement; Kubernetes' default is 50 s" in text
     assert "met          a machine falls silent, its connections stay open <= 5 s: median 4.50" in text
     assert (
         "met          a dead machine is known by its agents before Kubernetes marks its node: 3 of 3" in text
