@@ -197,7 +197,9 @@ class Bench:
         before, asked, meter = Scrape.of(PORT), PlaneRequests.of(self.plane), self._meter()
         with scraper(PORT) as scrapes, pulse(PORT) as beats:
             found = self.simulator.do("strike", jobs=jobs, rate=rate)
-        seconds, shares, after = meter.seconds, meter.shares(), Scrape.of(PORT)
+        seconds, shares = meter.seconds, meter.shares()
+        self.await_whole()
+        after = Scrape.of(PORT)
         seen = self.simulator.do("seen")
         routine = {kind: rate * (after.at - before.at) for kind, rate in idle["requests_per_second"].items()}
         requests = grown(_requests(before), _requests(after))
@@ -228,6 +230,18 @@ class Bench:
             "simulator_lag_p99": seen["lag_p99"],
             "load": load(),
         }
+
+    def await_whole(self) -> None:
+        """Until failed pods are gone and the agents of others in their place are followed. A recovery leaves
+        that for later; it is counted all the same, and a pod that is still there after a restart is no agent
+        to be found."""
+        pods = self.plan.jobs * self.plan.workers
+
+        def whole() -> bool:
+            facts = self.simulator.do("facts")
+            return bool(facts["agents"] == facts["followed"] == pods)
+
+        wait_until(whole, READY_SECONDS, "all failed pods to be replaced", interval=0.05)
 
     def restart(self) -> Raw:
         """A fresh process over the same objects; seconds since its start."""

@@ -102,11 +102,12 @@ class Cluster:
     # ---- commands --------------------------------------------------------------------------------
 
     async def facts(self) -> Raw:
-        """Counts as they are now."""
+        """Counts as they are now. ``agents``: also those that are dead, while their pods are there."""
         jobs = self._jobs()
         return {
             "jobs": len(jobs),
             "agents": len(self.fleet.agents),
+            "followed": sum(agent.alive and bool(agent.streams) for agent in self.fleet.agents.values()),
             "streams": self.fleet.streams(),
             "training": sum(all(agent.trains for agent in agents) for agents in jobs.values()),
             "agents_training": sum(agent.trains for agents in jobs.values() for agent in agents),

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import bench_operator
@@ -71,3 +72,13 @@ def test_later_strikes_go_on_where_earlier_ones_ended() -> None:
     """A job is struck again only when all others have been."""
     assert bench_operator.in_turn(["a", "b", "c"], 2, skipped=0) == ["a", "b"]
     assert bench_operator.in_turn(["a", "b", "c"], 4, skipped=2) == ["c", "a", "b", "c"]
+
+
+def test_what_a_recovery_leaves_for_later_is_counted() -> None:
+    """A job that goes on smaller trains before its pod is made, and before the failed one is deleted."""
+    counts = [(25, 23), (24, 23), (25, 24), (24, 24), (0, 0)]
+    seen = iter([{"agents": agents, "followed": followed} for agents, followed in counts])
+    simulator = SimpleNamespace(do=lambda _command: next(seen))
+    plan = bench_operator.Plan(8, 3, 2, (1.0,), 0.0, 0.0, 0, peers=False)
+    bench_operator.Bench(plan, plane=None, simulator=simulator, operator=None).await_whole()
+    assert next(seen)["agents"] == 0
