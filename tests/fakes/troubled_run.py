@@ -247,7 +247,11 @@ def _hold(processes: list[ProcessId]) -> float:
 
 
 def _step(path: Path) -> int:
-    page = ProgressPage(path)
+    """0 also while its agent is making the page."""
+    try:
+        page = ProgressPage(path)
+    except ValueError:
+        return 0
     try:
         progress = page.read()
     finally:
