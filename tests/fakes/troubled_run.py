@@ -1,7 +1,8 @@
 """A run with real agents and fake ranks whose operator, network and machine are in trouble all the time.
 
 It is what ``rtj run`` runs, put together here so that the operator can be started anew over the same workers,
-as on a cluster. Every trouble but those of ``TRUE_CAUSES`` leaves the ranks in perfect health: whatever ends
+as on a cluster. Ranks are forked from a preloaded parent, most of them before they are wanted; there is no
+torch in it. Every trouble but those of ``TRUE_CAUSES`` leaves the ranks in perfect health: whatever ends
 the attempt then is a false alarm. Used by ``test_no_false_end.py``.
 """
 
@@ -19,11 +20,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
 
+from preload_agents import MODULE, make_bare_python, read
+
+import resumable_training
 from resumable_operator.agents import AgentPool
 from resumable_operator.clock import SystemClock
 from resumable_operator.cluster.local import LocalCluster
 from resumable_operator.cluster.local_machines import Machines
-from resumable_operator.cluster.local_processes import ProcessId
+from resumable_operator.cluster.local_processes import ProcessId, start_ticks
 from resumable_operator.cluster.local_worker import LocalWorker
 from resumable_operator.errors import ResumableError
 from resumable_operator.model import JobStatus, parse_spec
@@ -32,6 +36,8 @@ from resumable_training.contract.assignment import REQUEST_CUT_NETWORK, Request
 from resumable_training.contract.progress import ProgressPage
 
 FAKE_RANK = Path(__file__).with_name("fake_rank.py")
+LIBRARY = str(Path(resumable_training.__file__).parents[1])
+PRELOADED, STANDBY = "rtj-", "rtj-standby"  # names of a parent and of what it has forked; of the latter alone
 WORKERS = 3
 PAUSE_SECONDS = 2.0
 PATIENCE_SECONDS = 60.0
@@ -65,10 +71,15 @@ class TroubledRun:
         await self._stack.enter_async_context(self._cluster)
         store = self._directory / "checkpoints"
         store.mkdir()
-        container = {"name": "worker", "command": [sys.executable, str(FAKE_RANK), *RANK]}
+        python = make_bare_python(self._directory.with_name("python"))
+        container = {
+            "name": "worker",
+            "command": [python, str(FAKE_RANK), *RANK],
+            "env": [{"name": "PYTHONPATH", "value": LIBRARY}],
+        }
         budgets = {"userError": PLENTY, "infrastructure": PLENTY, "withoutProgress": PLENTY["limit"]}
         spec = {
-            "workers": {"replicas": WORKERS},
+            "workers": {"replicas": WORKERS, "preload": {"modules": [*MODULE]}},
             "template": {"spec": {"containers": [container]}},
             "checkpoint": {"directory": {"path": str(store)}},
             "recovery": {"budgets": budgets},
@@ -76,6 +87,7 @@ class TroubledRun:
         self._job = self._cluster.submit("troubled", parse_spec(spec))
         self._start_operator()
         await self.calm()
+        assert all(_children(worker, PRELOADED) for worker in self._cluster.running_workers()), "cold ranks"
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -114,9 +126,9 @@ class TroubledRun:
         return TRUE_CAUSES[name][1] if name in TRUE_CAUSES else None
 
     async def pause_worker(self) -> str:
-        """Agent and ranks stand still."""
+        """All of it stands still."""
         worker = self._one()
-        return await self._pause(worker.processes(), worker.name)
+        return await self._pause(_processes(worker), worker.name)
 
     async def pause_agent(self) -> str:
         """The agent alone."""
@@ -129,10 +141,15 @@ class TroubledRun:
         worker = self._one()
         return await self._pause([p for p in worker.ranks().values() if p.alive()], worker.name)
 
+    async def pause_standbys(self) -> str:
+        """What the next ranks are forked from, and those that are."""
+        worker = self._one()
+        return await self._pause(_children(worker, PRELOADED), worker.name)
+
     async def pause_all_workers(self) -> str:
         """The machine that they share stands still."""
         workers = self._cluster.running_workers()
-        return await self._pause([p for worker in workers for p in worker.processes()], "all")
+        return await self._pause([p for worker in workers for p in _processes(worker)], "all")
 
     async def cut_one(self) -> str:
         """The operator does not reach one agent."""
@@ -146,7 +163,7 @@ class TroubledRun:
         """The operator does not reach one agent, which stands still, too."""
         worker = self._one()
         cut = await self._cut([worker])
-        return f"{cut}; {await self._pause(worker.processes(), worker.name)}"
+        return f"{cut}; {await self._pause(_processes(worker), worker.name)}"
 
     async def restart_operator(self) -> str:
         """A fresh one, that knows what is in status."""
@@ -167,13 +184,22 @@ class TroubledRun:
         await asyncio.sleep(PAUSE_SECONDS)
         return ""
 
+    async def kill_standby(self) -> str:
+        """One that nobody has wanted yet."""
+        waiting = self._standbys()
+        if not waiting:
+            return "none stands by"
+        victim = self._draw.choice(waiting)
+        return f"process {victim.pid}: {victim.signal(signal.SIGKILL)}"
+
     async def kill_rank(self) -> str:
         """A true cause."""
-        ranks = [p for worker in self._cluster.running_workers() for p in worker.ranks().values()]
-        victim = self._draw.choice([rank for rank in ranks if rank.alive()])
-        number = self.status.attempt.number
+        victim, number = self._draw.choice(self._ranks()), self.status.attempt.number
+        waiting = self._standbys()
         assert victim.signal(signal.SIGKILL)
         await self._until(lambda: self.status.attempt.number > number, "the next attempt")
+        await self.calm()
+        self.done["ranks that stood by"] += len(set(waiting) & set(self._ranks()))
         return f"process {victim.pid}"
 
     async def _pause(self, processes: Iterable[ProcessId], what: str) -> str:
@@ -193,6 +219,13 @@ class TroubledRun:
 
     def _one(self) -> LocalWorker:
         return self._draw.choice(self._cluster.running_workers())
+
+    def _ranks(self) -> list[ProcessId]:
+        ranks = [p for worker in self._cluster.running_workers() for p in worker.ranks().values()]
+        return [rank for rank in ranks if rank.alive()]
+
+    def _standbys(self) -> list[ProcessId]:
+        return [p for worker in self._cluster.running_workers() for p in _children(worker, STANDBY)]
 
     # ---- operator and waiting ------------------------------------------------------------------------
 
@@ -234,6 +267,19 @@ class TroubledRun:
             await asyncio.sleep(0.05)
 
 
+def _processes(worker: LocalWorker) -> list[ProcessId]:
+    """Its agent and what that has started."""
+    return [*([worker.identity] if worker.identity else []), *_children(worker)]
+
+
+def _children(worker: LocalWorker, name: str = "") -> list[ProcessId]:
+    """What its agent has started, as far as it has that in its name."""
+    agent = str(worker.process.pid) if worker.process else ""
+    pids = [pid for pid in read(agent, f"task/{agent}/children").split() if name in read(pid, "comm")]
+    found = [ProcessId(int(pid), start_ticks(int(pid)) or 0) for pid in pids]
+    return [process for process in found if process.alive()]
+
+
 def _hold(processes: list[ProcessId]) -> float:
     """Stop them for a while; for how long it was."""
     began = time.monotonic()
@@ -265,12 +311,14 @@ HARMLESS: dict[str, Trouble] = {
     "pause worker": TroubledRun.pause_worker,
     "pause agent": TroubledRun.pause_agent,
     "pause ranks": TroubledRun.pause_ranks,
+    "pause standbys": TroubledRun.pause_standbys,
     "pause all workers": TroubledRun.pause_all_workers,
     "cut one": TroubledRun.cut_one,
     "cut all": TroubledRun.cut_all,
     "cut and pause": TroubledRun.cut_and_pause,
     "restart operator": TroubledRun.restart_operator,
     "stall operator": TroubledRun.stall_operator,
+    "kill standby": TroubledRun.kill_standby,
     "leave alone": TroubledRun.leave_alone,
 }
 TRUE_CAUSES: dict[str, tuple[Trouble, str]] = {"kill rank": (TroubledRun.kill_rank, "crash")}
