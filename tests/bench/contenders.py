@@ -116,7 +116,7 @@ def ours() -> list[Contender]:
     copies = ("--memory-every", "1")
     of_copies = (
         "copies the state after each step; what a lost worker held is lost with it, so that copies save a"
-        " killed rank's steps and no lost worker's; a strike in the middle of a copy costs them, too"
+        " killed rank's steps and no lost worker's; a strike in the middle of a copy costs that one step"
     )
     cold, spare = ("--no-preload",), {"replaced": partial(our_fault, "kill-worker")}
     return [

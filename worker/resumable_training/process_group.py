@@ -22,7 +22,7 @@ from resumable_training.launch import Launch
 _RETRY_SECONDS = 0.005
 _BACKLOG = 4096
 _OF_ONE_SECONDS = 60.0  # nobody else is waited for
-_REFUSED_SECONDS = 10.0
+_REFUSED_SECONDS = 10.0  # for the others to read why, in the store of a rank 0 that is about to end
 _SAVES, _DOES_NOT, _ALIKE = "saves", "does not", "alike"  # what ranks say when they meet, and rank 0
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LEAVE_SECONDS = 30.0  # for a save in flight, when the script ends after leaving its loop early
 _HAND_OVER_SECONDS = 1.0  # for GPUs to finish a copy, when a rank fails
-_CATCH_UP_SECONDS = 5.0
+_CATCH_UP_SECONDS = 5.0  # of doing lost steps again, after which writers start all the same
 _RNG = "rng"
 _DATA = "data/"
 

@@ -34,9 +34,10 @@ class Death:
 
     ``copies``: ranks that make the last copy; None: all. ``moment``: at which the victim dies, or its writer
     after it. ``kills``: who is killed where no moment does it; nobody: it ends well. ``then``: what is done
-    after the last copy: "copy" or "save" one step more, "save anew", at which a moment counts, "drop", by
-    the victim, of what it holds, or "block" the place where the copy would be stored.
-    ``lands``: whether the last copy is to become a checkpoint. ``saves``: whether it began with a save.
+    after the last copy: "copy" or "save" one step more, "save next" or "save anew", at which a moment counts,
+    "drop", by the victim, of what it holds, or "block" the place where the copy would be stored.
+    ``lands``: whether the last copy is to become a checkpoint; ``before``: or the one before it. ``saves``:
+    whether it began with a save.
     ``late``: ranks whose GPUs are still at the last copy but one when the last is due, which they leave out.
     ``caught_up``: when ranks die that copy is whole.
     """
@@ -51,6 +52,7 @@ class Death:
     saves: bool = True
     late: tuple[int, ...] = ()
     caught_up: bool = True
+    before: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -60,7 +62,7 @@ class Death:
         """By how much it brings the job forward."""
         if self.then == "save":
             return COPIES + 2
-        if self.late and self.lands:
+        if self.before or (self.late and self.lands):
             return COPIES
         return COPIES + 1 if self.lands else int(self.saves)
 
@@ -139,7 +141,7 @@ class Life:
             self.catch_up()
         self.together()
         if self.rank == death.victim:
-            if death.then != "save anew":
+            if death.then not in ("save next", "save anew"):
                 self.note.unlink()
             if copies:
                 assert self.copy() != self.is_late
@@ -164,10 +166,10 @@ class Life:
         elif then == "save":
             self.train()
             self.save()
-        elif then == "save anew":
+        elif then in ("save next", "save anew"):
             self.train()
             self.note.unlink(missing_ok=True)
-            begin(self.engine, self.state, self.step, self.rank, anew=True)
+            begin(self.engine, self.state, self.step, self.rank, anew=then == "save anew")
         elif then == "drop" and self.rank == self.death.victim:
             self.engine.drop_held()
         elif then == "block":

@@ -131,6 +131,7 @@ def test_a_writer_that_deletes_is_not_waited_for(tmp_path: Path, monkeypatch: py
         return engine.copy(state, Reached(step, step * 8))
 
     eventually(lambda: copy(state, 1))
+    assert copy(state, 1)  # into the other arena, of which the writer hears as of a plan
     saver: Any = engine._saver
     sent: list[bool] = []
     send_plan = saver._send_plan

@@ -23,30 +23,39 @@ BETWEEN_STEPS = [
     Death("nobody", lands=False, kills=()),
     Death("rank 1", lands=True),
     Death("rank 0", lands=True, victim=0),
-    Death("rank 1 before it copies", lands=False, copies=(0,)),
-    Death("rank 0 before it copies", lands=False, victim=0, copies=(1,)),
+    Death("rank 1 before it copies", lands=False, before=True, copies=(0,)),
+    Death("rank 0 before it copies", lands=False, before=True, victim=0, copies=(1,)),
     Death("rank 1 with its writer", lands=False, kills=BOTH),
     Death("rank 0 with its writer", lands=False, victim=0, kills=BOTH),
     Death("rank 1, which has another writer", lands=True, kills=BOTH, then="copy"),
     Death("rank 0, which has another writer", lands=True, victim=0, kills=BOTH, then="copy"),
     Death("rank 1 after a save that is newer", lands=False, then="save"),
+    Death("rank 1 in its copy for a save", lands=True, moment="save.copied", then="save next"),
+    Death("rank 0 in its copy for a save", lands=True, victim=0, moment="save.copied", then="save next"),
     Death("rank 1, which drops what it holds", lands=False, then="drop"),
     Death("rank 0, which drops what it holds", lands=False, victim=0, then="drop"),
     Death("rank 0 where nothing can be stored", lands=False, victim=0, then="block"),
-    Death("rank 1 before any save", lands=False, copies=(0,), saves=False),
+    Death("rank 1 before any save", lands=False, before=True, copies=(0,), saves=False),
     Death("rank 1 before any save, with copies", lands=True, saves=False),
 ]
 LATE = [
     Death("rank 1, whose GPUs are at it", lands=False, late=(1,), caught_up=False),
     Death("rank 1 while those of rank 0 are at it", lands=False, late=(0,), caught_up=False),
-    Death("rank 1, which holds an older step", lands=False, late=(1,)),
-    Death("rank 0, which holds an older step", lands=False, victim=0, late=(0,)),
-    Death("rank 0 while rank 1 holds an older step", lands=False, victim=0, late=(1,)),
+    Death("rank 1, which holds an older step", lands=False, before=True, late=(1,)),
+    Death("rank 0, which holds an older step", lands=False, before=True, victim=0, late=(0,)),
+    Death("rank 0 while rank 1 holds an older step", lands=False, before=True, victim=0, late=(1,)),
     Death("rank 1 where both hold an older step", lands=True, late=(0, 1)),
 ]
 WHOLE = {"hold.written", "hold.landed", "save.history"}  # from here on it is copied, or committed
+BROKEN = {"save.copy", "save.copied", "hold.write"}  # it is not held yet, and the one before still is
 AT_MOMENTS = [
-    Death(f"{moment} of rank {victim}", lands=moment in WHOLE, victim=victim, moment=moment)
+    Death(
+        f"{moment} of rank {victim}",
+        lands=moment in WHOLE,
+        before=moment in BROKEN,
+        victim=victim,
+        moment=moment,
+    )
     for moment in ("save.copy", "save.copied", *sorted(HELD), "save.written", "save.history", "save.marker")
     for victim in (1, 0)
     if (moment, victim) not in {("save.history", 1), ("save.marker", 1)}  # rank 0 commits
@@ -86,12 +95,12 @@ def play(
     for found in attempt(home, directory, len(deaths) + 1, next_size or world_size):
         assert found.step == step
         assert_same(found.values, values_at(step))
-        from_memory = deaths[-1].lands  # else what lies there is of another step
+        from_memory = deaths[-1].lands or deaths[-1].before  # else what lies there is of another step
         assert (found.memory_bytes > 0, found.storage_bytes > 0) == (from_memory, not from_memory)
 
 
 def test_ranks_that_die_between_steps(tmp_path: Path, home: Home) -> None:
-    """Only the steps since the last copy are lost if all ranks hold it, else those since the newest save."""
+    """Only the steps since the last copy are lost that all ranks hold, or those since the newest save."""
     play(home, tmp_path, BETWEEN_STEPS, 2)
 
 
@@ -149,7 +158,9 @@ def test_four_ranks(victim: int, tmp_path: Path, home: Home) -> None:
     """Whoever dies; the next attempt has one rank."""
     deaths = [
         Death("with its writer", lands=False, victim=victim, kills=BOTH),
-        Death("before it copies", lands=False, victim=victim, copies=tuple({0, 1, 2, 3} - {victim})),
+        Death(
+            "before it copies", lands=False, before=True, victim=victim, copies=tuple({0, 1, 2, 3} - {victim})
+        ),
         Death("alone", lands=True, victim=victim),
     ]
     play(home, tmp_path, deaths, 4, next_size=1)

@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -237,3 +238,27 @@ def test_a_file_is_no_root(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     LocalStore(tmp_path / "link").prepare_root()
+
+
+@pytest.mark.parametrize("times", [1, 100])
+def test_files_that_come_into_a_directory_being_removed(
+    times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank writes on that has not heard that the save failed; one that goes on for ever is said."""
+    store, left = LocalStore(tmp_path), [times]
+    store.make_directory("d")
+    rmdir = os.rmdir
+
+    def late(path: str, **more: Any) -> None:
+        if left[0]:
+            left[0] -= 1
+            (tmp_path / "d" / f"late-{left[0]}").touch()
+        rmdir(path, **more)
+
+    monkeypatch.setattr(os, "rmdir", late)
+    if times == 1:
+        store.delete_tree("d")
+        assert not (tmp_path / "d").exists()
+        return
+    with pytest.raises(StorageUnavailable, match="not empty"):
+        store.delete_tree("d")

@@ -15,6 +15,7 @@ from agent_process import wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resumable_training.checkpoint import meeting as meeting_module
 from resumable_training.checkpoint.errors import StorageUnavailable
 from resumable_training.checkpoint.meeting import NO_FLIGHT, Guest, Host, HostGone, flight_number, listen
 from resumable_training.checkpoint.writer_main import Writer
@@ -102,6 +103,37 @@ def test_a_guest_that_fails_fails_the_flight(meet: Any) -> None:
     assert outcome()["message"] == "failed"
 
 
+@pytest.mark.parametrize("hangs", [True, False])
+def test_guests_leave_before_what_was_written_is_removed(
+    hangs: bool, meet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one could write on into what is being removed. Not for ever: it may hang in the store."""
+    monkeypatch.setattr(meeting_module, "_LEAVE_SECONDS", 0.05 if hangs else 30.0)
+    meeting = meet(3)
+    meeting.host.open(1)
+    writes, stored = meeting.guest(1), meeting.guest(2)
+    meeting.host.claimed()
+    assert writes.await_claim() is None
+    outcome = in_background(lambda: stored.stored({"file": "x"}))
+    called_off = in_background(lambda: meeting.host.call_off("No space left on device"))
+    assert outcome()["message"] == "No space left on device"
+    if hangs:
+        called_off()
+        return
+    wait_until(lambda: says_gone(writes), "the word that it is over")
+    assert len(meeting.host._of_flight()) == 2
+    writes.close()
+    called_off()
+
+
+def says_gone(guest: Guest) -> bool:
+    try:
+        guest.look()
+    except HostGone as error:
+        return "No space left on device" in str(error)
+    return False
+
+
 def test_a_guest_may_fail_before_its_flight_is_opened(meet: Any) -> None:
     """Rank 0 still copies: its words are kept until then, and nobody waits for more."""
     meeting = meet(2)
@@ -171,6 +203,97 @@ def test_a_writer_that_stayed_is_missed(meet: Any) -> None:
         meeting.host.open(flight, held=True)
 
 
+PICKS = {
+    "all hold the newest": ([7, 5], [[7, 5], [7, 5]], 7),
+    "one was behind": ([7, 5], [[5, 3], [7, 5]], 5),
+    "rank 0 was behind": ([5, 3], [[7, 5], [7, 5]], 5),
+    "one has room for one copy": ([7, 5], [[7], [7, 5]], 7),
+    "one has room for one copy, and was behind": ([7, 5], [[5], [7, 5]], 5),
+    "nothing that all hold": ([7, 5], [[7, 5], [3]], NO_FLIGHT),
+    "two that no third one holds": ([7], [[5], [5]], NO_FLIGHT),
+}
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize(("own", "others", "found"), PICKS.values(), ids=PICKS.keys())
+def test_the_newest_copy_that_all_hold_is_picked(
+    own: list[int], others: list[list[int]], found: int, early: bool, meet: Any
+) -> None:
+    """Whoever says first what it holds. Its flight is as any other; without one all hear why."""
+    meeting = meet(3)
+    guests = [meeting.guest(rank, NO_FLIGHT) for rank in (1, 2)]
+    pick = None if early else in_background(lambda: meeting.host.pick(own))
+    told = [
+        in_background(lambda guest=guest, held=held: guest.holds(held, 2, "its rank ended"))
+        for guest, held in zip(guests, others, strict=True)
+    ]
+    if early:
+        wait_until(lambda: len(meeting.host._holding) == 2, "what they hold")
+    number, why = pick() if pick else meeting.host.pick(own)
+    assert number == found
+    assert [(one()["flight"], one()["message"]) for one in told] == [(number, why)] * 2
+    if number == NO_FLIGHT:
+        assert "different steps" in why
+        return
+    flying = [meeting.guest(rank, flight=number) for rank in (1, 2)]
+    meeting.host.open(number, held=True)
+    meeting.host.claimed()
+    assert [guest.await_claim() for guest in flying] == [None, None]
+    stored = [in_background(lambda g=guest: g.stored({"file": "x"})) for guest in flying]
+    assert [one["file"] for one in meeting.host.collect()] == ["x", "x"]
+    meeting.host.close(OK)
+    assert all(outcome()["ok"] for outcome in stored)
+
+
+@pytest.mark.parametrize("how", ["gone", "ended", "gone after it spoke"])
+def test_nothing_is_picked_without_all(how: str, meet: Any) -> None:
+    """A writer that died, or one whose rank had copied nothing; nobody waits for it."""
+    meeting = meet(3)
+    present, absent = meeting.guest(1, NO_FLIGHT), meeting.guest(2, NO_FLIGHT)
+    answers = [in_background(lambda: present.holds([7], 2, "its rank ended"))]
+    if how == "ended":
+        absent.ended(2, "its rank ended")
+    elif how == "gone after it spoke":
+        answers.append(in_background(lambda: absent.holds([7], 2, "its rank ended")))
+        wait_until(lambda: len(meeting.host._holding) == 2, "what they hold")
+    pick = in_background(lambda: meeting.host.pick([7]))
+    if how != "gone after it spoke":
+        absent.close()
+        number, why = pick()
+        assert number == NO_FLIGHT
+        assert why.startswith("saving failed on rank 2: its ")
+        assert answers[0]()["message"] == why
+        return
+    assert pick() == (7, "")
+    assert [one()["flight"] for one in answers] == [7, 7]
+    absent.close()
+    in_background(lambda: meeting.guest(1, flight=7).stored({"file": "x"}))
+    assert why_not(meeting.host) == "saving failed on rank 2: its checkpoint writer went away"
+
+
+def test_who_waits_for_a_save_that_rank_0_never_began_says_what_it_holds(meet: Any) -> None:
+    """Rank 0 died in its copy for a save that the other had copied for."""
+    meeting = meet(2)
+    stays, waits = meeting.guest(1, NO_FLIGHT), meeting.guest(1, flight=9)
+    ended = in_background(waits.await_claim)
+    pick = in_background(lambda: meeting.host.pick([7, 5]))
+    assert not ended()["ok"]
+    assert stays.holds([7, 5], 9, "its rank ended")["flight"] == 7
+    assert pick() == (7, "")
+
+
+def test_a_save_in_flight_does_not_wait_for_a_rank_that_holds(meet: Any) -> None:
+    """It died before it had copied for that save; then what both hold is stored."""
+    meeting = meet(2)
+    guest = meeting.guest(1, NO_FLIGHT)
+    meeting.host.open(9)
+    told = in_background(lambda: guest.holds([7], 2, "its rank ended"))
+    assert why_not(meeting.host) == "saving failed on rank 1: its rank ended"
+    meeting.host.close({"ok": False, "message": "failed"})
+    assert meeting.host.pick([7]) == (7, "")
+    assert told()["flight"] == 7
+
+
 def die_as_host(listener: socket.socket) -> None:
     """A host to which one came to stay."""
     connection, _ = listener.accept()
@@ -198,9 +321,9 @@ def test_another_host_hears_that_a_rank_has_ended(
         writer = Writer(there, os.getpid())
         begin = {"rank": 1, "world_size": 2, "store": str(tmp_path), "secret": "secret", "listener": -1}
         writer._on_begin({**begin, "host": host, "port": port})
-        writer._inbox.descriptors.append(os.memfd_create("letter"))
+        writer._inbox.descriptors += [os.memfd_create("letter"), os.memfd_create("letter")]
         died = in_background(lambda: die_as_host(listener))
-        writer._on_letter({})
+        writer._on_letters({"letters": 2})
         died()
         another = Host(listener.dup(), "secret", 2)
         if after_a_flight:
@@ -214,7 +337,8 @@ def test_another_host_hears_that_a_rank_has_ended(
         another.open(2, held=True)
         assert "its rank ended" in in_background(lambda: why_not(another))()
         writer._leave()
-        os.close(writer._letter)
+        for letter in writer._letters:
+            os.close(letter)
 
 
 @given(*[st.integers(0, 10**6), st.integers(0, 10**15)] * 2)

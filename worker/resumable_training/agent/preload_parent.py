@@ -3,8 +3,8 @@
 Messages are one packet of JSON each. Of the parent: ``probed {wanted}``, ``ready {seconds, modules,
 compiled}``, ``unfit {why}``, and to each request, with its number, ``started {pids}`` or ``refused {why,
 lasting, again}``. Of the agent, with two descriptors for each rank, its output and its gate: ``{number,
-ranks}``, the latter how many. What makes a
-rank of a process comes through its gate, when it is wanted: ``{set, unset}``, variables of its environment.
+ranks}``, the latter how many. What makes a rank of a process comes through its gate, when it is wanted:
+``{set, unset}``, variables of its environment.
 """
 
 from __future__ import annotations
@@ -138,14 +138,14 @@ class Parent:
             answer = self._ask(outputs, gates, fork_seconds(count) if seconds is None else seconds)
         pids = answer.get("pids", ())
         forked = [Forked(pid, output, gate) for pid, (output, _), (gate, _) in zip(pids, outputs, gates)]
-        for _, output in outputs:
-            os.close(output)
-        for _, gate in gates:
-            gate.close()
-        for output, _ in outputs[len(forked) :]:
-            os.close(output)
-        for gate, _ in gates[len(forked) :]:  # a rank that nobody knows ends by its gate
-            gate.close()
+        for number, (output, theirs) in enumerate(outputs):
+            os.close(theirs)
+            if number >= len(forked):
+                os.close(output)
+        for number, (gate, other) in enumerate(gates):
+            other.close()
+            if number >= len(forked):
+                gate.close()  # by which a rank ends that nobody knows
         return forked, answer
 
     def _ask(

@@ -8,7 +8,7 @@ parent, and ends with its agent, whose end of its gate is the only one.
 from __future__ import annotations
 
 from collections import deque
-from typing import Callable, Deque, List, Protocol, Sequence, Tuple
+from typing import Callable, Deque, List, Optional, Protocol, Sequence, Tuple
 
 from resumable_training.agent.preload_parent import Forked
 
@@ -37,7 +37,7 @@ class Standbys:
     def __init__(self, harbour: Harbour) -> None:
         self._harbour = harbour
         self._waiting: List[Forked] = []
-        self._timers: List[Timer] = []
+        self._planned: Optional[Timer] = None
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -49,11 +49,12 @@ class Standbys:
     def plan(self, more: Callable[[], Timer]) -> None:
         """More are made later; what was planned before is not done."""
         self.unplan()
-        self._timers.append(more())
+        self._planned = more()
 
     def unplan(self) -> None:
-        while self._timers:
-            self._timers.pop().cancel()
+        if self._planned is not None:
+            self._planned.cancel()
+        self._planned = None
 
     def add(self, forked: Sequence[Forked]) -> None:
         for one in forked:

@@ -13,7 +13,7 @@ the flight: committed, if the marker is there, else failed, and then nothing of 
 together, so flights have the same number everywhere, and no rank needs to speak with another in the loop.
 
 Between saves a rank may copy alone, and go on: what it has copied is held (``holding``) until the next copy
-or save takes its place, and stored only if the rank dies. While a save is in flight the arena is taken.
+is whole or a save is committed, and stored only if the rank dies. While a save is in flight no copy is made.
 """
 
 from __future__ import annotations
@@ -208,10 +208,11 @@ class AsynchronousSaver:
 
     @property
     def free_to_copy(self) -> bool:
-        """Not so with a save in flight, whose arena it is, or a copy that GPUs have not finished.
+        """Not so with a save in flight, or a copy that GPUs have not finished; one that is whole is held.
 
         A writer that deletes is in no copy's way.
         """
+        self._copies.settle()  # before anyone copies over the one before it
         return self._flight is None and not self._copies.in_the_making
 
     def copy(self, task: SaveTask, durable_seconds: float | None = None) -> bool:
@@ -235,7 +236,7 @@ class AsynchronousSaver:
         try:
             if not self._has_standby():
                 return False
-            smalls, is_new = self._snapshot.take(task.content)
+            smalls, is_new = self._snapshot.take(task.content, keep=self._copies.whole_in)
         except (Unsupported, Unstorable, OSError):
             return False  # the next save says so, and ranks hear of it
         self._plan_is_due |= is_new
@@ -245,7 +246,7 @@ class AsynchronousSaver:
             self._send_plan()
         number = meeting.flight_number(self._saves, task.manifest.step)
         letter = {"at": started, "durable": durable_seconds or 0.0}
-        self._copies.hold({**_message(task, number, smalls), **letter}, started)
+        self._copies.hold({**self._message(task, number, smalls), **letter}, started)
         return True
 
     def _is_too_early(self) -> bool:
@@ -263,8 +264,8 @@ class AsynchronousSaver:
         try:
             for message in self._process.messages():
                 self._take(message)
-            if self._copies.letter is None:
-                self._send_letter()
+            if not self._copies.began:
+                self._send_letters()
         except WriterDied:
             return None
         except OSError:  # no memory for a letter, or to say so in
@@ -278,8 +279,8 @@ class AsynchronousSaver:
             OSError: there is no memory to say so in.
         """
         self._hear(0.0)  # a writer that died with nothing to do is missed here
-        if self._copies.letter is None:
-            self._send_letter()
+        if not self._copies.began:
+            self._send_letters()
         return self._stands_by
 
     def drop_held(self) -> None:
@@ -308,8 +309,7 @@ class AsynchronousSaver:
     def _agree(self, task: SaveTask) -> None:
         """The first save, and one after ranks were found unlike: they tell each other what they have."""
         again, self._agreed = self._agreed, False
-        if again and self._snapshot.arena is not None:
-            self._snapshot.arena.break_seal()  # what is held lies there as it was planned before
+        self._copies.drop()
         why = self._snapshot.agree(task.content)
         self._agreed = True
         now = self._snapshot.unlike or "they hold the same again"
@@ -335,7 +335,7 @@ class AsynchronousSaver:
         """Copy and send; or have all ranks' flights end, also where this rank's script gets an error."""
         why, unlike = f"rank {self._ranks.rank} could not take its state", False
         try:
-            smalls, is_new = self._snapshot.take(task.content)
+            smalls, is_new = self._snapshot.take(task.content, keep=self._copies.held_in)
             why = ""
         except (Unsupported, Unstorable, NoArena) as error:
             why, unlike = f"rank {self._ranks.rank}: {error}", isinstance(error, Unsupported)
@@ -349,7 +349,7 @@ class AsynchronousSaver:
         assert self._flight is not None
         if is_new or self._plan_is_due:
             self._send_plan()
-        self._flight.message = _message(task, self._flight.number, smalls)
+        self._flight.message = self._message(task, self._flight.number, smalls)
         self._send_when_copied()
 
     def _send_when_copied(self) -> None:
@@ -379,22 +379,24 @@ class AsynchronousSaver:
         raise StorageUnavailable(f"checkpoint writers end at once: {how}")
 
     def _send_plan(self) -> None:
-        arena, plan = self._snapshot.arena, self._snapshot.plan
-        assert arena is not None
+        plan = self._snapshot.plan
         assert plan is not None
         assert self._process is not None
         self._plan_is_due = False
         try:
-            self._process.send({"kind": "arena", "bytes": arena.bytes}, arena.descriptor)
+            for number, arena in self._snapshot.arenas.items():
+                message = {"kind": "arena", "number": number, "bytes": arena.bytes}
+                self._process.send(message, arena.descriptor)
             items = cargo.to_plain(plan.items)
             self._process.send({"kind": "plan", "items": items, "view": plan.view})
         except WriterDied:
             return  # the next word to it tells; its successor gets the same
 
-    def _send_letter(self) -> None:
+    def _send_letters(self) -> None:
         assert self._process is not None
         try:
-            self._process.send({"kind": "letter"}, self._copies.open())
+            letters = self._copies.open()
+            self._process.send({"kind": "letters", "letters": len(letters)}, *letters)
         except WriterDied:
             return  # as with the plan
 
@@ -408,6 +410,21 @@ class AsynchronousSaver:
             self._process.kill()  # it hangs in the store
             self._land({"ok": False, "message": "this rank's checkpoint writer hangs"})
             self._renew()
+
+    def _message(self, task: SaveTask, flight: int, smalls: list[cargo.Small]) -> Message:
+        """All that a writer must know of a save, but for the seal of the arena."""
+        return {
+            "kind": "save",
+            "flight": flight,
+            "name": task.name,
+            "arena": self._snapshot.number,
+            "manifest": to_plain(task.manifest),
+            "identity": to_plain(task.fence.identity),
+            "history": task.history,
+            "keep_last": task.keep_last,
+            "keep_every_steps": task.keep_every_steps,
+            "smalls": [[one.key, one.path, one.pickled, one.at, one.bytes] for one in smalls],
+        }
 
     # What the writer says -----------------------------------------------------------------------------
 
@@ -514,6 +531,8 @@ class AsynchronousSaver:
         self._flight = None
         if message.get("superseded"):
             self._superseded = message["message"]
+        if message["ok"]:
+            self._copies.saved()
         self._last = replace(
             flight.report,
             ok=message["ok"],
@@ -553,20 +572,5 @@ class AsynchronousSaver:
             raise StorageUnavailable(f"no checkpoint writer can be started: {error}") from error
         if self._snapshot.arena is not None:
             self._send_plan()
-        if self._copies.letter is not None:
-            self._send_letter()
-
-
-def _message(task: SaveTask, flight: int, smalls: list[cargo.Small]) -> Message:
-    """All that a writer must know of a save, but for the seal of the arena."""
-    return {
-        "kind": "save",
-        "flight": flight,
-        "name": task.name,
-        "manifest": to_plain(task.manifest),
-        "identity": to_plain(task.fence.identity),
-        "history": task.history,
-        "keep_last": task.keep_last,
-        "keep_every_steps": task.keep_every_steps,
-        "smalls": [[one.key, one.path, one.pickled, one.at, one.bytes] for one in smalls],
-    }
+        if self._copies.began:
+            self._send_letters()

@@ -1,7 +1,7 @@
 """The copies that a rank makes between saves: from the copy's begin to where it is whole, and held.
 
-GPUs copy while the loop goes on, so that a copy may be whole only steps later; until then nothing is held, as
-what was held before was copied over. ``holding`` says what a writer makes of it.
+GPUs copy while the loop goes on, so that a copy may be whole only steps later; until then the one before is
+held, in the other arena. ``holding`` says what a writer makes of it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,19 @@ from resumable_training.contract.framing import Message
 
 
 class Copies:
-    """One at a time, in the arena that saves are copied into, too."""
+    """One at a time, in the arenas that saves are copied into, too.
+
+    ``held_in``: number of the arena of the newest that is held. ``whole_in``: of the newest copy that is
+    whole, and be it one that was saved, from which the next attempt could restore. None: there is no such.
+    """
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         self._message: Message | None = None  # copied, but for GPUs that may be at it
         self._started = 0.0
-        self.letter: Letter | None = None  # from the first copy to be held on
+        self._letters: list[Letter] = []  # of each arena, from the first copy to be held on
+        self.held_in: int | None = None
+        self.whole_in: int | None = None
         self.seconds: float | None = None  # from the call to where it was whole, of the newest that is
 
     @property
@@ -34,11 +40,21 @@ class Copies:
         """Whether there is one that nobody would find yet."""
         return self._message is not None
 
-    def open(self) -> int:
-        """The descriptor of the letter, for a writer. Raises OSError."""
-        if self.letter is None:
-            self.letter = Letter()
-        return self.letter.descriptor
+    @property
+    def began(self) -> bool:
+        """Whether there are letters, which a writer must have."""
+        return bool(self._letters)
+
+    def open(self) -> list[int]:
+        """The descriptors of the letters, for a writer. Raises OSError."""
+        if not self._letters:
+            first = Letter()
+            try:
+                self._letters = [first, Letter()]
+            except OSError:
+                first.close()
+                raise
+        return [letter.descriptor for letter in self._letters]
 
     def hold(self, message: Message, started: float) -> None:
         """What was just copied, as soon as it is whole. ``message``: as for a save, without the seal."""
@@ -50,24 +66,30 @@ class Copies:
         message = self._message
         if message is None or not self._snapshot.copied():
             return
-        assert self._snapshot.arena is not None
-        assert self.letter is not None
+        arena, number = self._snapshot.arena, self._snapshot.number
+        assert arena is not None
         self._message = None
-        with contextlib.suppress(OSError):  # no memory for it: nothing is held until the next one
-            self.letter.write({**message, "seal": self._snapshot.arena.seal()})
+        with contextlib.suppress(OSError):  # no memory for it: it is not held
+            self._letters[number].write({**message, "seal": arena.seal()})
+            self.held_in = self.whole_in = number
             self.seconds = time.monotonic() - self._started
 
     def forget(self) -> None:
-        """Its place is taken for something else, which breaks the seal."""
+        """What is being copied is not to be held: a save is begun instead."""
         self._message = None
+
+    def saved(self) -> None:
+        """The newest copy was a save's, and is a checkpoint by now: what was held before is older."""
+        self.drop()
+        self.whole_in = self._snapshot.number
 
     def drop(self) -> None:
         """Neither what is held nor what would be is to be stored."""
-        self._message = None
-        if self.letter is not None:
-            self.letter.clear()
+        self._message = self.held_in = None
+        for letter in self._letters:
+            letter.clear()
 
     def close(self) -> None:
-        if self.letter is not None:
-            self.letter.close()
-            self.letter = None
+        for letter in self._letters:
+            letter.close()
+        self._letters = []

@@ -34,6 +34,7 @@ from resumable_training.contract.manifest import parse_checkpoint_name
 
 TEMPORARY_PREFIX = ".tmp-"
 LOCAL_SECONDS = 1.0
+_TRIES = 3
 NETWORK_SECONDS = 30.0  # NFS attribute caches: a new directory may be seen this late elsewhere
 _LOCAL_FILE_SYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "overlay", "tmpfs", "zfs", "f2fs", "apfs"}
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
@@ -202,7 +203,7 @@ class LocalStore:
                 if path.is_symlink():
                     path.unlink()  # what it leads to is not ours
                 else:
-                    shutil.rmtree(path, onerror=_unless_gone)
+                    _remove_tree(path)
                 sync_directory(path.parent)
             except FileNotFoundError:
                 return
@@ -235,6 +236,15 @@ class LocalStore:
     def open_read(self, name: str) -> Iterator[BinaryIO]:
         with _wrapped(self._full(name)), self.path(name).open("rb") as stream:
             yield cast(BinaryIO, stream)
+
+
+def _remove_tree(path: Path) -> None:
+    """Also while somebody who has not heard of it yet puts more files in: they are looked for again."""
+    for _ in range(_TRIES - 1):
+        with suppress(OSError):
+            shutil.rmtree(path, onerror=_unless_gone)
+            return
+    shutil.rmtree(path, onerror=_unless_gone)
 
 
 def _unless_gone(_function: object, _path: object, failure: tuple[Any, BaseException, Any]) -> None:

@@ -5,8 +5,9 @@ the same on all ranks. A guest says hello and waits for the word that the direct
 file, hands in what it has written, and waits for the outcome. Whoever breaks the connection has failed.
 
 A guest may also stay beside all flights, to be missed when its writer dies while nothing flies: for copies
-that are held (``holding``), of which nobody speaks until ranks are dead. And it says when its rank has ended,
-so that no later flight waits for it.
+that are held (``holding``), of which nobody speaks until ranks are dead. Then each says which it holds, and
+the host picks the newest that all hold, which flies as any save. And a guest says when its rank has ended, so
+that no later flight waits for it.
 
 The listening socket belongs to rank 0's training process and outlives a writer that dies. A guest proves that
 it knows a secret which only this attempt's ranks were told, by signing what the host has just thought up: so
@@ -19,8 +20,10 @@ import hmac
 import secrets
 import selectors
 import socket
+import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +35,8 @@ CONNECT_SECONDS = 60.0  # the port is open as long as rank 0's process lives
 _RETRY_SECONDS = 0.05
 _BACKLOG = 4096
 _STRANGERS_BYTES = 4096  # of whoever has not said hello
+_MOST_NAMED = 4
+_LEAVE_SECONDS = 2.0
 _SILENT_SECONDS, _ASK_AGAIN_SECONDS, _TIMES = 5, 2, 3  # TCP asks after one that stays
 
 CHALLENGE = "challenge"
@@ -42,7 +47,10 @@ STORED = "stored"
 FAILED = "failed"
 ENDED = "ended"  # {last, message}: nothing comes from this rank after its flight ``last``
 OUTCOME = "outcome"
+HOLDS = "holds"  # {flights, last, message}: copies of a rank that is dead, and as ENDED
+PICK = "pick"  # {flight, message}: which of them flies now; NO_FLIGHT: none, and why
 NO_FLIGHT = -1  # of a guest that stays
+_ALL_OVER = sys.maxsize  # later than any flight: whoever waits for one waits in vain
 _STEP_BITS = 52
 
 
@@ -109,6 +117,8 @@ class Host:
         self._guests: set[_Guest] = set()
         self._ended: dict[int, tuple[int, str]] = {}  # by rank: its last flight, and why it is that
         self._left: set[int] = set()  # ranks whose writer had stayed and is gone
+        self._holding: dict[int, Message] = {}  # by rank: HOLDS
+        self._pick: Message | None = None  # once it is made
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, None)
@@ -130,6 +140,35 @@ class Host:
             for rank in self._left if held else ():
                 self._flight.answers.setdefault(rank, _LOST)
 
+    def pick(self, own: Sequence[int]) -> tuple[int, str]:
+        """Of copies that are held the newest that all ranks hold, whose flight has begun; or NO_FLIGHT, why.
+
+        Waits for the other ranks' writers, but for those that are gone. All ranks are dead, or will be.
+
+        Args:
+            own: flights of those that rank 0 holds.
+        """
+        with self._changed:
+            self.open(_ALL_OVER, held=True)  # of a save that rank 0 had no time to begin, too
+            self._changed.wait_for(lambda: len(self._flight.answers | self._holding) == self._world_size - 1)
+            lost = {rank: one for rank, one in self._flight.answers.items() if rank not in self._holding}
+            held = [set(one["flights"]) for one in self._holding.values()]
+            common = set(own).intersection(*held)
+            if lost:
+                found, why = NO_FLIGHT, _failures(lost)
+            else:
+                found = max(common, default=NO_FLIGHT)
+                why = "" if common else "ranks hold copies of different steps"
+            self._pick = {"kind": PICK, "flight": found, "message": why}
+            if found != NO_FLIGHT:
+                for rank in self._holding:
+                    self._ended.pop(rank, None)
+                self.open(found, held=True)
+            for guest in list(self._guests):
+                if guest.flight == NO_FLIGHT and guest.rank in self._holding:
+                    self._tell(guest, self._pick)
+        return found, why
+
     def claimed(self) -> None:
         """Guests may write now."""
         with self._changed:
@@ -146,12 +185,24 @@ class Host:
         """
         with self._changed:
             self._changed.wait_for(lambda: len(self._flight.answers) == self._world_size - 1)
-            answers = sorted(self._flight.answers.items())
-        failures = [f"rank {rank}: {one['message']}" for rank, one in answers if one["kind"] == FAILED]
-        if failures:
-            kind = Unlike if any(one.get("unlike") for _, one in answers) else StorageUnavailable
-            raise kind("saving failed on " + "; ".join(failures[:4]))
-        return [one for _, one in answers]
+            answers = dict(sorted(self._flight.answers.items()))
+        failed = {rank: one for rank, one in answers.items() if one["kind"] == FAILED}
+        if failed:
+            kind = Unlike if any(one.get("unlike") for one in failed.values()) else StorageUnavailable
+            raise kind(_failures(failed))
+        return list(answers.values())
+
+    def call_off(self, why: str) -> None:
+        """The flight has failed: guests stop writing, and take their files away. Waits for that.
+
+        Not for long: one that hangs in the store, or is gone without a word, leaves its file to retention.
+        """
+        with self._changed:
+            self._flight.closed = True
+            self._flight.outcome = {"kind": OUTCOME, "ok": False, "message": why}
+            for guest in self._of_flight():
+                self._tell(guest, self._flight.outcome)
+            self._changed.wait_for(lambda: all(one.answer for one in self._of_flight()), _LEAVE_SECONDS)
 
     def close(self, outcome: Message) -> None:
         """The flight is over; all guests, and those who come late, are told how it went."""
@@ -205,12 +256,20 @@ class Host:
         elif guest not in self._guests:
             return
         elif message["kind"] == ENDED:
-            self._ended[guest.rank] = int(message["last"]), str(message["message"])
-            self._count_out(guest.rank)
+            self._has_ended(guest, message)
             self._tell(guest, {"kind": HEARD})  # one that hangs up before may not be heard
+        elif message["kind"] == HOLDS:
+            self._holding[guest.rank] = {**message, "flights": [int(one) for one in message["flights"]]}
+            self._has_ended(guest, message)
+            if self._pick is not None:
+                self._tell(guest, self._pick)
         else:
             guest.answer = message
             self._count(guest)
+
+    def _has_ended(self, guest: _Guest, message: Message) -> None:
+        self._ended[guest.rank] = int(message["last"]), str(message["message"])
+        self._count_out(guest.rank)
 
     def _count(self, guest: _Guest) -> None:
         """What a guest means for the flight that is open: its part, or that there is none any more."""
@@ -320,6 +379,11 @@ class Guest:
         self._say({"kind": ENDED, "last": last, "message": why})
         self._hear()
 
+    def holds(self, flights: Sequence[int], last: int, why: str) -> Message:
+        """Of a guest that stays: as ``ended``, and its writer has copies to store; the host's pick."""
+        self._say({"kind": HOLDS, "flights": list(flights), "last": last, "message": why})
+        return self._hear()
+
     def close(self) -> None:
         self._connection.close()
 
@@ -344,6 +408,11 @@ class Guest:
 def _proof(secret: str, nonce: str, rank: int, flight: int) -> str:
     """HMAC-SHA256 over what the host has thought up and who the guest says it is."""
     return hmac.digest(secret.encode(), f"{nonce} {rank} {flight}".encode(), "sha256").hex()
+
+
+def _failures(failed: dict[int, Message]) -> str:
+    told = [f"rank {rank}: {one['message']}" for rank, one in sorted(failed.items())]
+    return "saving failed on " + "; ".join(told[:_MOST_NAMED])
 
 
 _HOST_GONE = "the checkpoint writer of rank 0 went away"

@@ -2,7 +2,8 @@
 
 The first time, and whenever something has another shape than before, the state dict is built and planned.
 All other times it is a look at each value's place and one copy of this rank's own bytes. Small values, whose
-size may change (texts, generators, hyper-parameters), follow behind the tensors.
+size may change (texts, generators, hyper-parameters), follow behind the tensors. A copy that is still wanted
+while the next one is made stays where it is: then there are two arenas, if there is memory for both.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from resumable_training.checkpoint import accord, replicas
 from resumable_training.checkpoint import plan as planning
 from resumable_training.checkpoint.accord import Agreed
-from resumable_training.checkpoint.arena import Arena, check_room, give_back, given_arena
+from resumable_training.checkpoint.arena import Arena, NoArena, check_room, give_back, given_arena
 from resumable_training.checkpoint.cargo import Small
 from resumable_training.checkpoint.keeper import RankLink
 from resumable_training.checkpoint.live import Finder, Kept, Moved, picker
@@ -94,8 +95,19 @@ def collect(content: Content, rank: int) -> tuple[Values, Finder | None, str]:
     return Values({**tensors, **more}, plain, texts, paths, own), finder, lost
 
 
+@dataclass
+class _Place:
+    """An arena, and where in it the parts go that are copied: whole ones, then those that are cut."""
+
+    arena: Arena
+    targets: list[torch.Tensor] = field(default_factory=list)
+
+
 class Snapshot:
-    """One rank's arena and what lies in it. ``agree`` comes first, on all ranks."""
+    """One rank's arenas and what lies in them. ``agree`` comes first, on all ranks.
+
+    ``number``: of the arena that the newest copy is in.
+    """
 
     def __init__(self, ranks: Ranks, keeper: RankLink) -> None:
         """``keeper``: has the arenas of the attempt before, which are used again or make room."""
@@ -105,21 +117,36 @@ class Snapshot:
         self._agreed = Agreed()
         self._built: Built | None = None
         self._kept = Kept(_pickled)
-        self._targets: list[torch.Tensor] = []  # of whole parts, then of those that are cut
+        self._places: list[_Place | None] = [None, None]
+        self._room_beside: tuple[int, int] | None = None  # bytes, ranks: for the second ones on this machine
         self._whole, self._cut = picker([]), list[Copy]()
         self._done: list[Any] = []  # events of GPUs that still copy
         self.plan: Plan | None = None
-        self.arena: Arena | None = None
+        self.number = 0
         self.unlike = ""  # what not all ranks had alike when they agreed
         self.apart = ""  # what ranks had other values of then, though it was alike
         self.made_anew = ""  # a tensor that a state_dict() makes each time, if any
 
+    @property
+    def arena(self) -> Arena | None:
+        """The one that the newest copy is in."""
+        place = self._places[self.number]
+        return place.arena if place is not None else None
+
+    @property
+    def arenas(self) -> dict[int, Arena]:
+        """By number."""
+        return {number: place.arena for number, place in enumerate(self._places) if place is not None}
+
     def agree(self, content: Content) -> str:
         """Build the state on all ranks together and tell each other what it is. Why it can't be done, or "".
+
+        What lies in arenas is no copy any more: it was planned otherwise.
 
         Raises:
             CheckpointError: on all ranks, as ``collect``.
         """
+        self._void()
         values = self._ranks.together(lambda: self._build(content))
         self._agreed, self.unlike = self._compare(values)
         self.apart = self._compare_values(values, self._agreed)
@@ -189,27 +216,42 @@ class Snapshot:
 
     def _check_room(self) -> None:
         """For what all ranks of this machine are about to take; they tell each other."""
-        told = self._ranks.gather((machine(), self._more_bytes()))
-        here, mine = told[self._ranks.rank]
-        wanted = [more for where, more in told if where == here and more]
+        assert self.plan is not None
+        told = self._ranks.gather((machine(), self._more_bytes(), self.plan.bytes + _LEAST_SMALL_BYTES))
+        here, mine, _ = told[self._ranks.rank]
+        wanted = [more for where, more, _ in told if where == here and more]
         if mine:
             check_room(sum(wanted), len(wanted))
+        each = [size for where, _, size in told if where == here]
+        self._room_beside = sum(each), len(each)
 
     def drop(self) -> None:
         """Give all memory back: nothing is copied any more."""
-        self._free_arena()
+        for number in self.arenas:
+            self._free(number)
         if self._given is not None:
             give_back(self._given)
             self._given = None
 
-    def _free_arena(self) -> None:
-        self._targets, arena, self.arena = [], self.arena, None
-        if arena is not None:
+    def _free(self, number: int) -> None:
+        place, self._places[number] = self._places[number], None
+        if place is not None:
             self.await_copied()  # GPUs write where it lies
-            arena.free()
+            place.targets.clear()
+            place.arena.free()
 
-    def take(self, content: Content) -> tuple[list[Small], bool]:
+    def _void(self) -> None:
+        """Nothing that lies here was planned as what comes now; for that one arena is enough at first."""
+        self._free(1 - self.number)
+        if self.arena is not None:
+            self.arena.break_seal()
+
+    def take(self, content: Content, keep: int | None = None) -> tuple[list[Small], bool]:
         """Copy everything. The small values, and whether plan or arena are new.
+
+        Args:
+            keep: number of the arena whose content is to stay until this copy is whole. It goes all the same
+                where there is no room for two, or where all is planned anew.
 
         Raises:
             NotPlain: as ``collect``.
@@ -218,21 +260,36 @@ class Snapshot:
         moment("save.copy")
         found = self._find(content)
         values = found or self._build(content)
-        before = self.plan, self.arena
+        before = self.plan, self.arenas
         parts = self.plan.parts_of(values.tensors) if self.plan is not None else None
+        if parts is not None and keep is not None:
+            self._turn_from(keep)
         if parts is None or self.arena is None:
             values = self._build(content) if found else values  # places may hold things of another kind now
+            self._void()
             parts = self._make_plan(values)
             self._lay_out(values)
         blobs = self._blobs(values)
         small_bytes = self._small_bytes(values, blobs)
-        plan, arena = self._laid_out()
-        if plan.bytes + small_bytes > arena.bytes:
+        plan, place = self._laid_out()
+        if plan.bytes + small_bytes > place.arena.bytes:
             self._make_arena(small_bytes)
         self._copy(parts)
         smalls = self._put_smalls(values, blobs)
         moment("save.copied")
-        return smalls, self.plan is not before[0] or self.arena is not before[1]
+        return smalls, self.plan is not before[0] or self.arenas != before[1]
+
+    def _turn_from(self, keep: int) -> None:
+        """To the other arena, which is made if there is room for it on this machine, for all of its ranks."""
+        kept = self._places[keep]
+        if kept is not None and self._places[1 - keep] is None and self._room_beside is not None:
+            try:
+                check_room(*self._room_beside)
+                self._places[1 - keep] = place = _Place(Arena(kept.arena.bytes))
+                place.targets = self._targets_in(place.arena)
+            except NoArena:
+                self._room_beside = None  # until ranks agree again
+        self.number = 1 - keep if self._places[1 - keep] is not None else keep
 
     def copied(self) -> bool:
         """Whether the arena holds everything by now; GPUs copy while the loop goes on."""
@@ -291,28 +348,33 @@ class Snapshot:
 
     def _make_arena(self, small_bytes: int) -> None:
         assert self.plan is not None
-        if self.arena is not None:
-            self._free_arena()  # first: there is no room for two
+        self._free(self.number)  # first: there is no room for it beside the new one
         size, given = self.plan.bytes + max(_LEAST_SMALL_BYTES, 2 * small_bytes), self._given
         self._given = None
         needed = self.plan.bytes + small_bytes
-        self.arena = Arena(size) if given is None else given_arena(given, needed) or Arena(size)
+        arena = Arena(size) if given is None else given_arena(given, needed) or Arena(size)
+        self._places[self.number] = _Place(arena)
         self._aim()
 
     def _aim(self) -> None:
-        plan, arena = self._laid_out()
-        whole = [copy for copy in plan.copies if copy.box is None]
-        self._whole = picker([copy.source for copy in whole])
+        plan, place = self._laid_out()
+        self._whole = picker([copy.source for copy in plan.copies if copy.box is None])
         self._cut = [copy for copy in plan.copies if copy.box is not None]
-        self._targets = [_target(arena.tensor, plan, copy) for copy in (*whole, *self._cut)]
+        place.targets = self._targets_in(place.arena)
 
-    def _laid_out(self) -> tuple[Plan, Arena]:
+    def _targets_in(self, arena: Arena) -> list[torch.Tensor]:
         assert self.plan is not None
-        assert self.arena is not None
-        return self.plan, self.arena
+        whole = [copy for copy in self.plan.copies if copy.box is None]
+        return [_target(arena.tensor, self.plan, copy) for copy in (*whole, *self._cut)]
+
+    def _laid_out(self) -> tuple[Plan, _Place]:
+        place = self._places[self.number]
+        assert self.plan is not None
+        assert place is not None
+        return self.plan, place
 
     def _copy(self, parts: Sequence[torch.Tensor]) -> None:
-        _, arena = self._laid_out()
+        arena = self._laid_out()[1].arena
         arena.break_seal()
         sources = [*self._whole(parts), *(_part(parts[copy.source], copy) for copy in self._cut)]
         on_gpus = filter(_IS_CUDA, sources) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
@@ -329,7 +391,7 @@ class Snapshot:
         """Raises Unstorable when one of them has become of a kind that has no values to copy."""
         try:
             with torch.no_grad():
-                torch._foreach_copy_(self._targets, sources, non_blocking=non_blocking)
+                torch._foreach_copy_(self._laid_out()[1].targets, sources, non_blocking=non_blocking)
         except RuntimeError:
             whole = [copy for copy in self._laid_out()[0].copies if copy.box is None]
             for copy, source in zip((*whole, *self._cut), sources, strict=True):
@@ -337,10 +399,10 @@ class Snapshot:
             raise
 
     def _put_smalls(self, values: Values, blobs: Sequence[bytes]) -> list[Small]:
-        plan, arena = self._laid_out()
+        plan, place = self._laid_out()
         keys, texts = [*values.texts, *values.plain], len(values.texts)
         data = [*values.texts.values(), *blobs]
-        arena.put(plan.bytes, b"".join(data))
+        place.arena.put(plan.bytes, b"".join(data))
         sizes = list(map(len, data))
         places = accumulate(sizes, initial=plan.bytes)
         return [

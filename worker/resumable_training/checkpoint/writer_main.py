@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from resumable_training.checkpoint import cargo, holding, marking
 from resumable_training.checkpoint.commit import claim, commit, discard
@@ -35,26 +35,39 @@ from resumable_training.contract.codec import from_plain, to_plain
 from resumable_training.contract.framing import Inbox, Message, send
 from resumable_training.contract.manifest import MARKER_FILE, FileEntry, Manifest, StoreIdentity
 
+T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
 _MOST_NAMED = 4
+_RANK_ENDED = "its rank ended before its state was copied"
+
+
+class _Arena:
+    """What the rank copies into, as it is in this process. ``file``: its descriptor, which is ours."""
+
+    def __init__(self, file: int, size: int) -> None:
+        self.file, self.bytes = file, size
+        self.view = memoryview(mmap.mmap(file, size, prot=mmap.PROT_READ))  # behind it lies the seal
+
+    def close(self) -> None:
+        os.close(self.file)
 
 
 class Writer:
-    """State between messages: the store, the arena, the plan of what lies in it."""
+    """State between messages: the store, the arenas, the plan of what lies in them."""
 
     def __init__(self, rank: socket.socket, parent: int) -> None:
         self._rank_socket = rank
         self._inbox = Inbox(rank)
         self._parent = parent
-        self._arena = memoryview(b"")
-        self._arena_file = -1
-        self._letter = -1
+        self._arenas: dict[int, _Arena] = {}  # by number
+        self._letters: list[int] = []  # of each arena: what is held in it
         self._stay: Guest | None = None  # missed by rank 0's writer when this one dies
         self._items: list[cargo.Item] = []
         self._view = ""  # of what all ranks hold
         self._host: Host | None = None
         self._keeper: WriterLink | None = None
         self._last_flight = 0
+        self._last_landed = 0  # the newest flight that is a checkpoint
 
     def run(self) -> None:
         """Until the rank says goodbye or is gone, and what it has given before, or left, is stored."""
@@ -101,24 +114,21 @@ class Writer:
         self._say(kind="ready")
 
     def _on_arena(self, message: Message) -> None:
-        """A new arena; its descriptor came along."""
-        descriptor = self._inbox.descriptors.pop(0)
-        self._arena = memoryview(mmap.mmap(descriptor, message["bytes"], prot=mmap.PROT_READ))
-        if self._keeper is not None:
-            self._keeper.arena(descriptor, message["bytes"])
-        if self._arena_file >= 0:
-            os.close(self._arena_file)
-        self._arena_file = descriptor  # behind what is mapped lies the seal
+        """One that is new, or known; its descriptor came along."""
+        before = self._arenas.pop(message["number"], None)
+        if before is not None:
+            before.close()
+        self._arenas[message["number"]] = _Arena(self._inbox.descriptors.pop(0), message["bytes"])
 
-    def _on_letter(self, _: Message) -> None:
-        """Copies may be held from now on; the descriptor of what says so came along."""
-        self._letter = self._inbox.descriptors.pop(0)
+    def _on_letters(self, message: Message) -> None:
+        """Copies may be held from now on; the descriptors of what says so came along."""
+        self._letters = [self._inbox.descriptors.pop(0) for _ in range(message["letters"])]
         self._stay_on()
         self._say(kind="standing by")
 
     def _stay_on(self) -> None:
         """Be missed by rank 0's writer, which may be another one than before."""
-        if self._rank == 0 or self._letter < 0:
+        if self._rank == 0 or not self._letters:
             return
         with contextlib.suppress(HostGone, OSError):
             if self._stay is not None and self._stay.is_heard:
@@ -141,9 +151,7 @@ class Writer:
         """Store the arena as one checkpoint."""
         self._last_flight = message["flight"]
         if self._keeper is not None:
-            manifest = message["manifest"]
-            done = manifest["step"], manifest["samples"]
-            self._keeper.flight(message["name"], *done, self._content(message))
+            self._announce(self._keeper, message)
         outcome = self._fly(message)
         if self._keeper is not None:
             self._keeper.landed(message["name"], outcome)
@@ -162,32 +170,69 @@ class Writer:
 
     def _fly(self, message: Message, *, held: bool = False) -> Message:
         if self._rank == 0:
-            return self._as_host(message, held=held)
-        patience = 0.0 if held else CONNECT_SECONDS  # no writer comes after that of a rank 0 which is dead
-        work = lambda guest: self._write(message, guest)  # noqa: E731
-        return self._as_guest(message["flight"], work, connect_seconds=patience)
+            outcome = self._as_host(message, held=held)
+        else:
+            patience = 0.0 if held else CONNECT_SECONDS  # no writer comes after that of a rank 0 that is dead
+            work = lambda guest: self._write(message, guest)  # noqa: E731
+            outcome = self._as_guest(message["flight"], work, connect_seconds=patience)
+        if outcome["ok"]:
+            self._last_landed = message["flight"]
+        return outcome
+
+    def _announce(self, keeper: WriterLink, message: Message, held: Held | None = None) -> None:
+        """Whom the agent may give the memory to from now on, and for what it is worth waiting."""
+        arena, manifest = self._arenas[message["arena"]], message["manifest"]
+        keeper.arena(arena.file, arena.bytes)
+        done = manifest["step"], manifest["samples"]
+        keeper.flight(message["name"], *done, self._content(message), held)
 
     def _store_what_is_held(self, keeper: WriterLink) -> None:
-        """The rank is dead. If the others have copied the same step it becomes a checkpoint as any other."""
-        message = self._held()
-        if message is None:
+        """The rank is dead. The newest copy that all ranks hold becomes a checkpoint as any other."""
+        found = self._held()
+        if not found:
             return
         moment("hold.found")
+        message = found[0]
+        self._announce_held(keeper, message)
+        number, why = self._picked([one["flight"] for one in found])
+        if number not in (NO_FLIGHT, message["flight"]):
+            message = next(one for one in found if one["flight"] == number)
+            self._announce_held(keeper, message)
         self._last_flight = message["flight"]
-        name, manifest = message["name"], message["manifest"]
-        done, held = (manifest["step"], manifest["samples"]), Held(message["at"], message["durable"])
-        keeper.flight(name, *done, self._content(message), held)
-        outcome = self._fly(message, held=True)
+        if number == NO_FLIGHT:
+            outcome: Message = {"ok": False, "message": why}
+        else:
+            outcome = self._fly(message, held=True)
         keeper.landed(message["name"], outcome)
         moment("hold.landed")
 
-    def _held(self) -> Message | None:
-        if self._letter < 0 or self._arena_file < 0:
-            return None
-        return holding.held(self._letter, self._arena_file, len(self._arena))
+    def _announce_held(self, keeper: WriterLink, message: Message) -> None:
+        self._announce(keeper, message, Held(message["at"], message["durable"]))
+
+    def _picked(self, flights: list[int]) -> tuple[int, str]:
+        """Which of what this rank holds is held by all; or NO_FLIGHT, and why none."""
+        if self._host is not None:
+            return self._host.pick(flights)
+        if self._world_size == 1:
+            return flights[0], ""
+        try:
+            told = self._beside(lambda stay: stay.holds(flights, self._last_flight, _RANK_ENDED))
+        except (HostGone, OSError) as error:
+            return NO_FLIGHT, str(error)
+        return int(told["flight"]), str(told["message"])
+
+    def _held(self) -> list[Message]:
+        """What is held whole, the newest first, if it is newer than the newest checkpoint."""
+        looked = [
+            holding.held(letter, self._arenas[number].file, self._arenas[number].bytes)
+            for number, letter in enumerate(self._letters)
+            if number in self._arenas
+        ]
+        found = [one for one in looked if one is not None and one["flight"] > self._last_landed]
+        return sorted(found, key=lambda one: -int(one["flight"]))
 
     def _content(self, message: Message) -> Message:
-        """What lies in the arena now, for whoever reads it after us (``memory``)."""
+        """What lies in its arena now, for whoever reads it after us (``memory``)."""
         return {
             "file": cargo.file_name(self._rank),
             "seal": message["seal"],
@@ -199,7 +244,10 @@ class Writer:
         """A writer before this one died, or was ended, in the middle of a flight: say what came of it."""
         self._last_flight = message["flight"]
         if self._rank == 0:
-            self._land(self._settled(message))
+            outcome = self._settled(message)
+            if outcome["ok"]:
+                self._last_landed = message["flight"]
+            self._land(outcome)
         else:
             why, unlike = message["why"], message["unlike"]
             self._land(self._as_guest(message["flight"], lambda guest: guest.failed(why, unlike=unlike)))
@@ -239,6 +287,8 @@ class Writer:
         except Superseded as error:
             return {"ok": False, "superseded": True, "message": str(error)}
         except (CheckpointError, OSError, ValueError, RuntimeError) as error:
+            if self._host is not None:
+                self._host.call_off(str(error))
             left = discard(self._store, message["name"]) if claimed else ""
             return {"ok": False, "message": f"{error}{left}", "unlike": isinstance(error, marking.Unlike)}
 
@@ -284,20 +334,25 @@ class Writer:
 
     def _store_own(self, message: Message, look: Callable[[], None]) -> cargo.Stored | None:
         moment("save.write")
+        arena = self._arenas[message["arena"]]
         smalls = [cargo.Small(key, tuple(path), *rest) for key, path, *rest in message["smalls"]]
         return cargo.store_cargo(
-            self._store, message["name"], self._rank, self._items, smalls, self._arena, look
+            self._store, message["name"], self._rank, self._items, smalls, arena.view, look
         )
 
     def _say_that_it_ended(self) -> None:
         """The others may have copied for flights that our rank did not live to copy for."""
-        why = "its rank ended before its state was copied"
-        for _ in range(2):  # rank 0 may have another writer by now
-            with contextlib.suppress(OSError, HostGone):
-                self._stay = self._stay or self._new_stay()
-                self._stay.ended(self._last_flight, why)
-                return
-            self._leave()
+        with contextlib.suppress(OSError, HostGone):
+            self._beside(lambda stay: stay.ended(self._last_flight, _RANK_ENDED))
+
+    def _beside(self, say: Callable[[Guest], T]) -> T:
+        """Say it to rank 0's writer, which may be another one than before. Raises HostGone, OSError."""
+        with contextlib.suppress(OSError, HostGone):
+            if self._stay is not None:
+                return say(self._stay)
+        self._leave()
+        self._stay = self._new_stay()
+        return say(self._stay)
 
     def _as_guest(
         self, flight: int, work: Callable[[Guest], Message], *, connect_seconds: float = CONNECT_SECONDS
