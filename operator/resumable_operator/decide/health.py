@@ -11,7 +11,16 @@ from resumable_operator.decide.observation import Node, Worker
 from resumable_operator.decide.refusals import refused
 from resumable_operator.decide.size import Supply
 from resumable_operator.decide.validity import blocked
-from resumable_operator.decide.views import ended, heard, is_member, node_gone, node_of, silent_after
+from resumable_operator.decide.views import (
+    UNREADY_SECONDS,
+    ended,
+    heard,
+    is_member,
+    node_gone,
+    node_of,
+    silent_after,
+    unready_since,
+)
 
 Health = Literal["ready", "starting", "stuck", "queued", "doomed", "dead"]
 
@@ -122,9 +131,17 @@ def _most_are_silent(draft: Draft) -> bool:
 
 
 def _is_unready(draft: Draft, worker: Worker, node: Node) -> bool:
-    """Not when most are, yet its agent is heard: then the control plane does not hear the nodes."""
-    known = heard(draft.observation.agents.get(worker.name), draft.now)
-    return not node.ready and not (known and _most_are_unready(draft))
+    """Its node is away, and its agent is silent, too, or the node has been away for a while.
+
+    Not when most nodes are, yet its agent is heard: then the control plane does not hear the nodes.
+    """
+    if node.ready:
+        return False
+    until, silent = unready_since(node) + UNREADY_SECONDS, silent_after(draft, worker.name)
+    if draft.now < until and _silent_for(draft, worker) < silent:
+        draft.wake(until)
+        return False
+    return not (heard(draft.observation.agents.get(worker.name), draft.now) and _most_are_unready(draft))
 
 
 def _most_are_unready(draft: Draft) -> bool:

@@ -13,11 +13,10 @@ from resumable_operator.decide.evidence import notices
 from resumable_operator.decide.grow import growth
 from resumable_operator.decide.size import largest_allowed
 from resumable_operator.decide.validity import blocked
-from resumable_operator.decide.views import heard_state, is_member, node_of
+from resumable_operator.decide.views import UNREADY_SECONDS, heard_state, is_member, node_of, unready_since
 
 SHORTEST_WINDOW_SECONDS = 0.5
 JUST_SAVED_SECONDS = 10.0  # a checkpoint this fresh is "at the next checkpoint"
-UNREADY_SECONDS = 10.0  # a node may take this long to be ready again before its worker is replaced
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ def _reports_unready(draft: Draft, name: str) -> bool:
 def _unready_since(draft: Draft, name: str) -> float:
     worker = draft.observation.worker(name)
     node = node_of(draft, worker) if worker else None
-    return node.unready_since if node is not None and node.unready_since is not None else 0.0
+    return unready_since(node) if node is not None else 0.0
 
 
 def _cordon(draft: Draft) -> Change | None:

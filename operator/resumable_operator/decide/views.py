@@ -9,6 +9,8 @@ from resumable_operator.model import MemberStatus
 from resumable_training.contract.assignment import Member
 from resumable_training.contract.events import SILENT_SECONDS, AgentState
 
+UNREADY_SECONDS = 10.0  # a node may take this long to be ready again before its worker is replaced
+
 
 def heard(agent: Agent | None, now: float) -> bool:
     """The agent spoke just now, so that what it says holds now."""
@@ -57,6 +59,11 @@ def node_of(draft: Draft, worker: Worker) -> Node | None:
 
 def node_gone(node: Node | None) -> bool:
     return node is not None and (not node.exists or node.out_of_service)
+
+
+def unready_since(node: Node) -> float:
+    """Of a node that is not ready. One of which that is not known has been away for long."""
+    return node.unready_since if node.unready_since is not None else 0.0
 
 
 def is_member(draft: Draft, worker: str) -> bool:

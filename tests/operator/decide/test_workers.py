@@ -240,3 +240,55 @@ def test_a_huge_job_is_made_in_pieces() -> None:
     world.step()
     world.step()
     assert len(world.agents) == 2 * MOST_CREATED + 1
+
+
+@pytest.mark.parametrize("starts", ["train-0-1", "train-1-2"], ids=["a survivor", "the replacement"])
+def test_a_node_that_is_away_for_a_moment_costs_no_worker(starts: str) -> None:
+    """Between two attempts, too: an API server that is back may hear of its nodes a moment late."""
+    world = world_of(replicas=2, min=2)
+    world.run(2.0)
+    world.kill_worker("train-1-1")
+    while "train-1-2" not in world.agents:
+        world.step()
+        world.tick()
+    node = f"node-{world.agents[starts].place}"
+    world.nodes[node] = Node(node, ready=False, unready_since=world.now)
+    world.run(2.0)
+    del world.nodes[node]
+    world.run(5.0)
+    assert world.job.status.attempt.number == 2
+    assert [member.worker for member in world.job.status.attempt.members] == ["train-0-1", "train-1-2"]
+
+
+def test_a_node_that_stays_away_costs_its_worker() -> None:
+    """Not in the first ten seconds; then a spare is made anew, whether or not anything else happens."""
+    world = world_of(spares=1)
+    world.run(2.0)
+    world.nodes["node-3"] = Node("node-3", ready=False, unready_since=world.now)
+    plan = world.step()
+    assert (plan.actions, plan.due_at) == ((), world.now + 10.0)
+    world.run(9.5)
+    assert "train-3-1" in world.agents
+    world.run(1.0)
+    assert sorted(world.agents) == ["train-0-1", "train-1-1", "train-2-1", "train-3-2"]
+
+
+def test_nobody_is_made_in_place_of_who_trains_on_a_node_that_is_away_for_a_moment() -> None:
+    """It would have nothing to do: what trains goes on."""
+    world = world_of()
+    world.run(2.0)
+    world.nodes["node-1"] = Node("node-1", ready=False, unready_since=world.now)
+    world.run(5.0)
+    assert sorted(world.agents) == ["train-0-1", "train-1-1", "train-2-1"]
+
+
+def test_a_silent_worker_of_a_node_that_is_away_is_replaced_at_once() -> None:
+    """Two who know nothing of it: its machine is lost."""
+    world = world_of(spares=1)
+    world.run(2.0)
+    world.cut("train-3-1", "all")
+    world.run(6.0)
+    assert "train-3-1" in world.agents
+    world.nodes["node-3"] = Node("node-3", ready=False, unready_since=world.now)
+    world.run(0.5)
+    assert "train-3-2" in world.agents
