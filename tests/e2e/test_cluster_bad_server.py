@@ -29,7 +29,6 @@ pytestmark = pytest.mark.timeout(300)
 
 NEVER = ("--relist-seconds", "3600")  # what a watch does not tell stays unknown
 AWAY_SECONDS = 20.0
-SOON_SECONDS = 20.0  # on a loaded machine; a tenth of a second on a quiet one
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +80,8 @@ def suspended_job(run: ClusterRun, name: str) -> None:
 
 
 def test_notices_every_job(cluster_run: ClusterRun, proxy: ApiProxy) -> None:
-    """A job is noticed at once by the watches, whether it came before, while or after they began."""
+    """A job is noticed by the watches, whether it came before, while or after they began. They alone can: one
+    that they pass over stays unknown for an hour. Where they are slow to begin, jobs are many."""
     run = cluster_run.faking()
     run.operator.kill()
     made, watches = 0, proxy.watches
@@ -97,10 +97,10 @@ def test_notices_every_job(cluster_run: ClusterRun, proxy: ApiProxy) -> None:
 
     run.operator.begin(*NEVER)
     wait_until(lambda: make() or proxy.watches >= watches + 3, 60, "jobs, pods and nodes to be watched")
-    wait_until(all_noticed, SOON_SECONDS, "those jobs to be noticed")
+    wait_until(all_noticed, PATIENCE_SECONDS, "those jobs to be noticed")
     for _ in range(5):
         make()
-        wait_until(all_noticed, SOON_SECONDS, "a new job to be noticed")
+        wait_until(all_noticed, PATIENCE_SECONDS, "a new job to be noticed")
     run.operator.kill()
     run.operator.start()
 
