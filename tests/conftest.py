@@ -6,11 +6,17 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 pytest_plugins = ["bed.fixtures"]
 
 TESTS = Path(__file__).parent
 NEEDS_TORCH = re.compile(r"^\s*(import|from) torch\b", re.MULTILINE)
+
+
+# How long an example takes says something of the machine alone.
+settings.register_profile("without a deadline", deadline=None)
+settings.load_profile("without a deadline")
 
 
 def pytest_configure() -> None:
