@@ -322,7 +322,7 @@ class Saver:
         self._can_copy = done or self._engine.can_copy
         self._copies += done
         whole = self._engine.copy_seconds  # of the newest one that is; GPUs may still be at this one
-        if done and self._copies > 1 and whole is not None:  # the first one plans, and takes memory
+        if done and self._copies > 2 and whole is not None:  # the first two plan, and take memory
             seconds = max(time.monotonic() - started, whole)
             self._measured_copy = schedule.mean_cost(self._measured_copy, seconds)
 

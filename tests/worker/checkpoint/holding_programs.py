@@ -16,7 +16,7 @@ from campaign_programs import HOME
 from memory_programs import live_here
 from rank_programs import begin, full_values, make_engine, make_state, reached, train
 
-from resumable_training.checkpoint import CheckpointEngine, TrainingState
+from resumable_training.checkpoint import CheckpointEngine, TrainingState, arena, snapshot
 from resumable_training.checkpoint.async_save import AsynchronousSaver
 from resumable_training.checkpoint.moments import NOTE, WISH
 from resumable_training.checkpoint.snapshot import Snapshot
@@ -268,3 +268,36 @@ def late_death(
     if rank == victim:
         os.kill(os.getpid(), signal.SIGKILL)
     loop.after_step()
+
+
+def count_arenas(
+    rank: int, world_size: int, group: Any, root: str, keeper: str, attempt: int, arenas: float
+) -> int:
+    """Copy, one rank after the other, where two ranks have room for so many arenas; how many there are."""
+    live_here(rank, world_size, keeper, attempt)
+    taken, made = Path(f"{root}-taken"), []
+    find, make = arena.free_bytes, arena.Arena.__init__
+
+    def free() -> int:
+        return int(arena.SPARE_BYTES + (arenas - taken.stat().st_size) * made[0]) if made else find() or 0
+
+    def note(self: arena.Arena, size: int, descriptor: int | None = None) -> None:
+        make(self, size, descriptor)
+        made.append(size)
+        with taken.open("ab") as stream:
+            stream.write(b"x")
+
+    taken.touch()
+    arena.free_bytes = snapshot.free_bytes = free
+    arena.Arena.__init__ = note  # type: ignore[method-assign]
+    one = Life(rank, world_size, group, root, attempt, Death("", lands=False, kills=()))
+    one.restore()
+    one.train()
+    one.save()
+    for turn in range(world_size):
+        while turn == rank and not one.copy():
+            time.sleep(0.002)
+        one.together()
+    found = len(one.engine._saver._snapshot.arenas)  # type: ignore[attr-defined]
+    one.engine.close()
+    return found

@@ -1,5 +1,6 @@
 """What a writer takes for a copy that is held: a whole letter, and the arena as it was with it."""
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -182,3 +183,44 @@ def test_what_ranks_lost_together_is_said_once() -> None:
     (different,) = _lost_lines([lost(9, "rank 0 went away"), lost(8, "rank 1 had copied a later step")])
     assert different.startswith("checkpoint step-8.1 and step-9.1, in flight")
     assert different.endswith(": ranks held different steps")
+
+
+def test_without_a_second_arena_copies_and_saves_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No descriptor is left for one: the first is copied into again, and nobody's script hears of it."""
+    monkeypatch.setenv(env.KEEPER, str(tmp_path / "nobody"))
+    engine, state = Job(tmp_path / "store", host="127.0.0.1").engine(1), make_state(1.0)
+    engine.restore(make_state())
+    eventually(lambda: engine.copy(state, Reached(1, 8)))
+
+    def none_left(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "memfd_create", none_left)
+        assert all(engine.copy(state, Reached(step, 8 * step)) for step in range(2, 6))
+        save(engine, 6, state)
+    assert engine.close().ok  # type: ignore[union-attr]
+
+
+def test_a_job_without_copies_has_one_arena(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many saves; with copies there are two, however many of those."""
+    monkeypatch.setenv(env.KEEPER, str(tmp_path / "nobody"))
+    engine, state = Job(tmp_path / "store", host="127.0.0.1").engine(1), make_state(1.0)
+    engine.restore(make_state())
+    saver: Any = engine._saver
+    for step in range(1, 4):
+        save(engine, step, state)
+        assert engine.wait().ok  # type: ignore[union-attr]
+    assert len(saver._snapshot.arenas) == 1
+    eventually(lambda: engine.copy(state, Reached(4, 32)))
+    before = len(os.listdir("/proc/self/fd"))
+    for step in range(5, 30):
+        engine.copy(state, Reached(step, 8 * step))
+        if step % 7 == 0:
+            save(engine, step, state)
+            assert engine.wait().ok  # type: ignore[union-attr]
+    assert len(saver._snapshot.arenas) == 2
+    assert len(os.listdir("/proc/self/fd")) == before
+    engine.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from campaign_programs import Home, a_home, run_attempt
-from holding_programs import RANK, WRITER, Death, Found, late_death, life
+from holding_programs import COPIES, RANK, WRITER, Death, Found, count_arenas, late_death, life
 from test_async import eventually
 from test_campaign import HELD, strays, values_at
 from test_ranks import assert_same
@@ -30,8 +30,8 @@ BETWEEN_STEPS = [
     Death("rank 1, which has another writer", lands=True, kills=BOTH, then="copy"),
     Death("rank 0, which has another writer", lands=True, victim=0, kills=BOTH, then="copy"),
     Death("rank 1 after a save that is newer", lands=False, then="save"),
-    Death("rank 1 in its copy for a save", lands=True, moment="save.copied", then="save next"),
-    Death("rank 0 in its copy for a save", lands=True, victim=0, moment="save.copied", then="save next"),
+    Death("rank 1 in its copy for a save", False, before=True, moment="save.copied", then="save next"),
+    Death("rank 0 in its copy for a save", False, 0, before=True, moment="save.copied", then="save next"),
     Death("rank 1, which drops what it holds", lands=False, then="drop"),
     Death("rank 0, which drops what it holds", lands=False, victim=0, then="drop"),
     Death("rank 0 where nothing can be stored", lands=False, victim=0, then="block"),
@@ -107,6 +107,31 @@ def test_ranks_that_die_between_steps(tmp_path: Path, home: Home) -> None:
 def test_ranks_that_hold_different_steps(tmp_path: Path, home: Home) -> None:
     """Where GPUs lag unequally: never a mixture. The step that is whole on all ranks, or the newest save."""
     play(home, tmp_path, LATE, 2)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("victim", [1, 0])
+def test_a_save_while_one_rank_is_behind(victim: int, late: int, tmp_path: Path, home: Home) -> None:
+    """Its GPUs are at the newest copy yet. Ranks do not meet for a save: all still hold the one before."""
+    death = Death("", False, victim, (), "save.copied", then="save next", late=(late,), caught_up=False)
+    assert attempt(home, tmp_path, 1, 2, death) == []
+    eventually(lambda: not strays(tmp_path / "store"))
+    for found in attempt(home, tmp_path, 2, 2):
+        assert found.step == COPIES - 1, home.said
+        assert_same(found.values, values_at(COPIES - 1))
+
+
+@pytest.mark.parametrize(("arenas", "two"), [(3.5, False), (4.5, True)])
+def test_all_ranks_of_a_machine_have_two_arenas_or_none(
+    arenas: float, two: bool, tmp_path: Path, home: Home
+) -> None:
+    """Whoever comes first: else its memory was spent in vain. ``arenas``: that there is room for."""
+    home.begin(1, 2)
+    try:
+        found = run_attempt(2, count_arenas, tmp_path, str(tmp_path / "store"), home.path, 1, arenas)
+    finally:
+        home.end(1)
+    assert found == ([2, 2] if two else [1, 1])
 
 
 def test_deaths_at_each_moment_of_a_copy(tmp_path: Path, home: Home) -> None:

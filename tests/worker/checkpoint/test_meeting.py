@@ -267,8 +267,14 @@ def test_nothing_is_picked_without_all(how: str, meet: Any) -> None:
     assert pick() == (7, "")
     assert [one()["flight"] for one in answers] == [7, 7]
     absent.close()
-    in_background(lambda: meeting.guest(1, flight=7).stored({"file": "x"}))
+    in_background(lambda: outcome_or_none(meeting.guest(1, flight=7)))
     assert why_not(meeting.host) == "saving failed on rank 2: its checkpoint writer went away"
+
+
+def outcome_or_none(guest: Guest) -> Any:
+    """Of one that has stored its part; None: the host went away, as at the end of a test."""
+    with contextlib.suppress(HostGone):
+        return guest.stored({"file": "x"})
 
 
 def test_who_waits_for_a_save_that_rank_0_never_began_says_what_it_holds(meet: Any) -> None:
@@ -292,6 +298,19 @@ def test_a_save_in_flight_does_not_wait_for_a_rank_that_holds(meet: Any) -> None
     meeting.host.close({"ok": False, "message": "failed"})
     assert meeting.host.pick([7]) == (7, "")
     assert told()["flight"] == 7
+
+
+def test_a_save_of_dead_ranks_does_not_wait_for_a_writer_that_left(meet: Any) -> None:
+    """It was there when the save began, whose ranks all lived; now no other one will come."""
+    meeting = meet(2)
+    alive = [True]
+    meeting.host._is_orphan = lambda: not alive[0]
+    meeting.guest(1, NO_FLIGHT).close()
+    wait_until(lambda: meeting.host._left, "the writer missed")
+    meeting.host.open(1)
+    why = in_background(lambda: why_not(meeting.host))
+    alive[0] = False
+    assert why() == "saving failed on rank 1: its checkpoint writer went away"
 
 
 def die_as_host(listener: socket.socket) -> None:

@@ -286,7 +286,7 @@ def test_copies_come_at_multiples_of_their_steps(engine: Engine) -> None:
 
 
 def test_copies_are_made_as_often_as_they_cost_little(engine: Engine) -> None:
-    """By the slowest of what the loop and a GPU measured, from the second one on; a step takes 10 s here."""
+    """By the slowest of what the loop and a GPU measured, from the third one on; a step takes 10 s here."""
     saver, session = started(engine, every_steps=1, memory_every_steps=None, memory_auto=True)
     session.step_once(saver)
     assert saver._copy_every == 0

@@ -40,7 +40,10 @@ class Arena:
         self.bytes = size
         if descriptor is None:
             check_room(size)
-            descriptor = os.memfd_create("resumable-checkpoint", os.MFD_CLOEXEC)
+            try:
+                descriptor = os.memfd_create("resumable-checkpoint", os.MFD_CLOEXEC)
+            except OSError as error:
+                raise NoArena(f"no file in memory: {error.strerror or error}") from error
         self.descriptor = descriptor
         whole = size + SEAL_BYTES
         try:
@@ -92,11 +95,16 @@ def check_room(needed: int, ranks: int = 1) -> None:
     if sys.platform != "linux":
         raise NoArena("this system has no memory files")
     room = free_bytes()
-    if room is not None and needed + SPARE_BYTES > room:
+    if room is not None and not fits(needed, room):
         whose = f" of {ranks} ranks" if ranks > 1 else ""
         raise NoArena(
             f"a copy of the state{whose} needs {needed >> 20} MiB of memory, {room >> 20} MiB are free"
         )
+
+
+def fits(needed: int, room: int | None) -> bool:
+    """Whether so many bytes may be taken of ``room``; None: of a room that nobody knows."""
+    return room is None or needed + SPARE_BYTES <= room
 
 
 def _pin(tensor: torch.Tensor) -> bool:

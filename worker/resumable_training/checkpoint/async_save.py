@@ -213,7 +213,16 @@ class AsynchronousSaver:
         A writer that deletes is in no copy's way.
         """
         self._copies.settle()  # before anyone copies over the one before it
-        return self._flight is None and not self._copies.in_the_making
+        if self._flight is not None or self._copies.to_be_held:
+            return False
+        return not self._copies.began or self._takes_copies()
+
+    def _takes_copies(self) -> bool:
+        """Whether this rank's writer would hear of a copy: else all leave it out, to stay at the same one."""
+        with contextlib.suppress(StorageUnavailable):  # the next save says so
+            self._hear(0.0)  # a writer that died with nothing to do is missed here
+            return self._stands_by and not (self._plan_is_due and self._busy)
+        return False
 
     def copy(self, task: SaveTask, durable_seconds: float | None = None) -> bool:
         """Copy the state as it is now, to be held; whether that was done.
@@ -232,12 +241,13 @@ class AsynchronousSaver:
             return False
         if not self.free_to_copy:
             return False
-        self._copies.settle()
+        self._copies.met()
         try:
             if not self._has_standby():
                 return False
             smalls, is_new = self._snapshot.take(task.content, keep=self._copies.whole_in)
         except (Unsupported, Unstorable, OSError):
+            self._plan_is_due = True  # it may be another one all the same
             return False  # the next save says so, and ranks hear of it
         self._plan_is_due |= is_new
         if self._plan_is_due and self._busy:
@@ -335,10 +345,11 @@ class AsynchronousSaver:
         """Copy and send; or have all ranks' flights end, also where this rank's script gets an error."""
         why, unlike = f"rank {self._ranks.rank} could not take its state", False
         try:
-            smalls, is_new = self._snapshot.take(task.content, keep=self._copies.held_in)
+            smalls, is_new = self._snapshot.take(task.content, keep=self._copies.needed_in)
             why = ""
         except (Unsupported, Unstorable, NoArena) as error:
             why, unlike = f"rank {self._ranks.rank}: {error}", isinstance(error, Unsupported)
+            self._plan_is_due = True  # it may be another one all the same
         finally:
             if why:
                 self._settle(why, unlike=unlike)
@@ -554,9 +565,10 @@ class AsynchronousSaver:
                 self._land({"ok": False, "message": how})
         elif self._busy:
             self._warn(f"{how}; another one goes on")  # in retention
-        self._renew()
+        self._start_another()
         if self._flight is not None and self._flight.message is None:
             self._settle(how)
+        self._send_letters_again()  # when it knows what became of the save, which is newer
 
     def _settle(self, why: str, *, unlike: bool = False) -> None:
         """``unlike``: what this rank holds is of a kind that its plan can't be made for."""
@@ -565,12 +577,18 @@ class AsynchronousSaver:
         self._tell({"kind": "settle", "flight": number, "name": name, "why": why, "unlike": unlike})
 
     def _renew(self) -> None:
+        self._start_another()
+        self._send_letters_again()
+
+    def _start_another(self) -> None:
         self._busy = False
         try:
             self._start_process()
         except (OSError, WriterDied) as error:
             raise StorageUnavailable(f"no checkpoint writer can be started: {error}") from error
-        if self._snapshot.arena is not None:
+        if self._snapshot.arenas:
             self._send_plan()
+
+    def _send_letters_again(self) -> None:
         if self._copies.began:
             self._send_letters()

@@ -17,8 +17,9 @@ from resumable_training.contract.framing import Message
 class Copies:
     """One at a time, in the arenas that saves are copied into, too.
 
-    ``held_in``: number of the arena of the newest that is held. ``whole_in``: of the newest copy that is
-    whole, and be it one that was saved, from which the next attempt could restore. None: there is no such.
+    Numbers of arenas, None where there is no such copy: ``held_in``, of the newest that is held;
+    ``whole_in``, of the newest that is whole, and be it one that was saved, from which the next attempt could
+    restore; ``sure_in``, of the newest that all ranks are known to hold.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -28,16 +29,12 @@ class Copies:
         self._letters: list[Letter] = []  # of each arena, from the first copy to be held on
         self.held_in: int | None = None
         self.whole_in: int | None = None
+        self.sure_in: int | None = None
         self.seconds: float | None = None  # from the call to where it was whole, of the newest that is
 
     @property
-    def in_the_making(self) -> bool:
-        """Whether GPUs still copy: copied over now, and again next time, nothing would ever be held."""
-        return self._message is not None and not self._snapshot.copied()
-
-    @property
     def to_be_held(self) -> bool:
-        """Whether there is one that nobody would find yet."""
+        """Whether nobody would find the newest yet: GPUs were still at it when they were last asked."""
         return self._message is not None
 
     @property
@@ -55,6 +52,15 @@ class Copies:
                 first.close()
                 raise
         return [letter.descriptor for letter in self._letters]
+
+    def met(self) -> None:
+        """All ranks were free to copy: what is held now all of them hold."""
+        self.sure_in = self.held_in
+
+    @property
+    def needed_in(self) -> int | None:
+        """Of what a save must leave alone. Ranks do not meet for it, and may be one copy apart."""
+        return self.sure_in if self.sure_in is not None else self.held_in
 
     def hold(self, message: Message, started: float) -> None:
         """What was just copied, as soon as it is whole. ``message``: as for a save, without the seal."""
@@ -85,7 +91,7 @@ class Copies:
 
     def drop(self) -> None:
         """Neither what is held nor what would be is to be stored."""
-        self._message = self.held_in = None
+        self._message = self.held_in = self.sure_in = None
         for letter in self._letters:
             letter.clear()
 

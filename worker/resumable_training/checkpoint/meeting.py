@@ -23,7 +23,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,7 @@ _BACKLOG = 4096
 _STRANGERS_BYTES = 4096  # of whoever has not said hello
 _MOST_NAMED = 4
 _LEAVE_SECONDS = 2.0
+_LOOK_SECONDS = 0.5
 _SILENT_SECONDS, _ASK_AGAIN_SECONDS, _TIMES = 5, 2, 3  # TCP asks after one that stays
 
 CHALLENGE = "challenge"
@@ -108,7 +109,11 @@ class _Flight:
 class Host:
     """Rank 0's side. A thread listens; the writer itself opens a flight, collects, and closes it."""
 
-    def __init__(self, listener: socket.socket, secret: str, world_size: int) -> None:
+    def __init__(
+        self, listener: socket.socket, secret: str, world_size: int, is_orphan: Callable[[], bool] = bool
+    ) -> None:
+        """``is_orphan``: whether rank 0 is dead; the others are then, too, and no writer follows another."""
+        self._is_orphan = is_orphan
         self._listener = listener
         self._secret = secret
         self._world_size = world_size
@@ -137,8 +142,16 @@ class Host:
                 self._count(guest)
             for rank in list(self._ended):
                 self._count_out(rank)
-            for rank in self._left if held else ():
-                self._flight.answers.setdefault(rank, _LOST)
+            if held:
+                self._miss_those_who_left()
+
+    def _miss_those_who_left(self) -> None:
+        self._flight.held = True
+        for rank in self._left:
+            self._flight.answers.setdefault(rank, _LOST)
+
+    def _all_have_answered(self) -> bool:
+        return len(self._flight.answers) == self._world_size - 1
 
     def pick(self, own: Sequence[int]) -> tuple[int, str]:
         """Of copies that are held the newest that all ranks hold, whose flight has begun; or NO_FLIGHT, why.
@@ -184,7 +197,9 @@ class Host:
             Unlike: the same, and what one of them holds does not fit its plan any more.
         """
         with self._changed:
-            self._changed.wait_for(lambda: len(self._flight.answers) == self._world_size - 1)
+            while not self._changed.wait_for(self._all_have_answered, _LOOK_SECONDS):
+                if self._is_orphan():
+                    self._miss_those_who_left()
             answers = dict(sorted(self._flight.answers.items()))
         failed = {rank: one for rank, one in answers.items() if one["kind"] == FAILED}
         if failed:

@@ -21,7 +21,15 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from resumable_training.checkpoint import accord, replicas
 from resumable_training.checkpoint import plan as planning
 from resumable_training.checkpoint.accord import Agreed
-from resumable_training.checkpoint.arena import Arena, NoArena, check_room, give_back, given_arena
+from resumable_training.checkpoint.arena import (
+    Arena,
+    NoArena,
+    check_room,
+    fits,
+    free_bytes,
+    give_back,
+    given_arena,
+)
 from resumable_training.checkpoint.cargo import Small
 from resumable_training.checkpoint.keeper import RankLink
 from resumable_training.checkpoint.live import Finder, Kept, Moved, picker
@@ -118,7 +126,7 @@ class Snapshot:
         self._built: Built | None = None
         self._kept = Kept(_pickled)
         self._places: list[_Place | None] = [None, None]
-        self._room_beside: tuple[int, int] | None = None  # bytes, ranks: for the second ones on this machine
+        self._may_have_two = False  # arenas: all ranks of this machine may, or none
         self._whole, self._cut = picker([]), list[Copy]()
         self._done: list[Any] = []  # events of GPUs that still copy
         self.plan: Plan | None = None
@@ -162,6 +170,7 @@ class Snapshot:
             if why:
                 self.drop()
                 return why
+        self._may_have_two = self._is_room_beside()
         return ""
 
     def _compare(self, values: Values) -> tuple[Agreed, str]:
@@ -216,14 +225,20 @@ class Snapshot:
 
     def _check_room(self) -> None:
         """For what all ranks of this machine are about to take; they tell each other."""
-        assert self.plan is not None
-        told = self._ranks.gather((machine(), self._more_bytes(), self.plan.bytes + _LEAST_SMALL_BYTES))
-        here, mine, _ = told[self._ranks.rank]
-        wanted = [more for where, more, _ in told if where == here and more]
+        told = self._ranks.gather((machine(), self._more_bytes()))
+        here, mine = told[self._ranks.rank]
+        wanted = [more for where, more in told if where == here and more]
         if mine:
             check_room(sum(wanted), len(wanted))
-        each = [size for where, _, size in told if where == here]
-        self._room_beside = sum(each), len(each)
+
+    def _is_room_beside(self) -> bool:
+        """For another arena of each of this machine's ranks. They have their first ones, and judge alike."""
+        arena = self.arena
+        assert arena is not None
+        told = self._ranks.gather((machine(), arena.bytes, free_bytes()))
+        here = [(size, room) for where, size, room in told if where == told[self._ranks.rank][0]]
+        rooms = [room for _, room in here if room is not None]
+        return fits(sum(size for size, _ in here), min(rooms, default=None))
 
     def drop(self) -> None:
         """Give all memory back: nothing is copied any more."""
@@ -282,13 +297,12 @@ class Snapshot:
     def _turn_from(self, keep: int) -> None:
         """To the other arena, which is made if there is room for it on this machine, for all of its ranks."""
         kept = self._places[keep]
-        if kept is not None and self._places[1 - keep] is None and self._room_beside is not None:
+        if kept is not None and self._places[1 - keep] is None and self._may_have_two:
             try:
-                check_room(*self._room_beside)
                 self._places[1 - keep] = place = _Place(Arena(kept.arena.bytes))
                 place.targets = self._targets_in(place.arena)
             except NoArena:
-                self._room_beside = None  # until ranks agree again
+                self._may_have_two = False  # until ranks agree again
         self.number = 1 - keep if self._places[1 - keep] is not None else keep
 
     def copied(self) -> bool:

@@ -107,7 +107,8 @@ class Writer:
         self._secret: str = message["secret"]
         self._address = (message["host"], message["port"])
         if message["listener"] >= 0:
-            self._host = Host(socket.socket(fileno=message["listener"]), self._secret, self._world_size)
+            listener = socket.socket(fileno=message["listener"])
+            self._host = Host(listener, self._secret, self._world_size, self._is_orphan)
         self._keeper = WriterLink.connect(self._rank)
         if self._keeper is not None:
             outlive_the_rank()
@@ -118,7 +119,11 @@ class Writer:
         before = self._arenas.pop(message["number"], None)
         if before is not None:
             before.close()
-        self._arenas[message["number"]] = _Arena(self._inbox.descriptors.pop(0), message["bytes"])
+        descriptor = self._inbox.descriptors.pop(0)
+        try:
+            self._arenas[message["number"]] = _Arena(descriptor, message["bytes"])
+        except ValueError:  # its rank has given it up since: another one follows
+            os.close(descriptor)
 
     def _on_letters(self, message: Message) -> None:
         """Copies may be held from now on; the descriptors of what says so came along."""
