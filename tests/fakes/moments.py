@@ -151,7 +151,7 @@ def _settle_copies(writing: Any) -> None:
     if not isinstance(writing, AsynchronousSaver):
         return
     deadline = time.monotonic() + WRITER_SECONDS
-    while writing.can_copy and writing._copies.letter is not None and not writing._stands_by:
+    while writing.can_copy and writing._copies.began and not writing._stands_by:
         if time.monotonic() > deadline:
             raise TimeoutError(f"the checkpoint writer does not stand by after {WRITER_SECONDS:.0f} s")
         writing._hear(0.002)
