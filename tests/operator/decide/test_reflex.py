@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from world import World
 
@@ -88,7 +88,6 @@ def test_a_stranger_ends_nothing() -> None:
     assert to_stop(RUNNING, "w-9-1", exited()) == ()
 
 
-@settings(deadline=None)  # a busy machine takes its time
 @given(
     st.integers(-20, 160),
     st.booleans(),

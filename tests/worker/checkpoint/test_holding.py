@@ -224,3 +224,18 @@ def test_a_job_without_copies_has_one_arena(tmp_path: Path, monkeypatch: pytest.
     assert len(saver._snapshot.arenas) == 2
     assert len(os.listdir("/proc/self/fd")) == before
     engine.close()
+
+
+def test_copies_end_where_saves_become_synchronous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After copies were held: ranks that ask whether all may copy hear no, and train on."""
+    monkeypatch.setenv(env.KEEPER, str(tmp_path / "nobody"))
+    engine, state = Job(tmp_path / "store", host="127.0.0.1").engine(1), make_state(1.0)
+    engine.restore(make_state())
+    eventually(lambda: engine.copy(state, Reached(1, 8)))
+    assert engine.free_to_copy
+    saver: Any = engine._saver
+    saver._fall_back("the state changed to what can't be planned")
+    assert not engine.free_to_copy
+    assert not engine.can_copy
+    assert not engine.copy(state, Reached(2, 16))
+    assert save(engine, 3, state).ok

@@ -215,7 +215,9 @@ class AsynchronousSaver:
         self._copies.settle()  # before anyone copies over the one before it
         if self._flight is not None or self._copies.to_be_held:
             return False
-        return not self._copies.began or self._takes_copies()
+        if self._process is None or not self._copies.began:
+            return self._synchronous is None  # without a writer saves are synchronous, or one is to come
+        return self._takes_copies()
 
     def _takes_copies(self) -> bool:
         """Whether this rank's writer would hear of a copy: else all leave it out, to stay at the same one."""
