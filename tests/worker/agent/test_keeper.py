@@ -195,6 +195,27 @@ async def test_what_was_held_has_longer(home: Home) -> None:
     assert ["(saves took 40.0 s lately)" in line for line in lines] == [True, True]  # not "that is the most"
 
 
+@pytest.mark.parametrize(("ago", "left"), [(50.0, 30.5), (81.0, 0.0)])
+async def test_another_flight_has_what_is_left_of_the_time(home: Home, ago: float, left: float) -> None:
+    """The next attempt waits since the ranks died, however often a writer then says what it stores."""
+    client = await writer(home)
+    await eventually(home.keeper.pids)
+    home.end()
+    takes_off(client, durable=50.0, held=True)
+    await eventually(lambda: home.said)
+    home.keeper._ended[1].at -= ago
+    takes_off(client, durable=40.0, held=True)
+    if left == 0.0:
+        await client.ended()
+        assert await home.rank.wait() == -9
+        assert "not stored within 80.5 s (saves took 40.0 s lately)" in home.said[-1]
+        return
+    await eventually(lambda: home.said[1:])
+    (peer,) = home.keeper._writers()
+    assert peer.deadline is not None
+    assert peer.deadline.when() - asyncio.get_running_loop().time() <= left
+
+
 async def test_what_takes_too_long_is_given_up(home: Home) -> None:
     """Its writer is killed, and the reason told."""
     client = await writer(home)

@@ -23,6 +23,7 @@ from resumable_training.agent.landing import (
         (2.0, 60.0, 0.0, 4.0, "saves took 2.0 s lately"),
         (2.0, 60.0, 1.5, 2.5, "saves took 2.0 s lately"),
         (2.0, 60.0, 9.0, 0.0, "saves took 2.0 s lately"),  # it is late, and may be about to end
+        (2.0, 60.0, -3.0, 4.0, "saves took 2.0 s lately"),  # it was told of later
         (2.0, 1.0, 0.0, 1.0, "its steps took 1.0 s"),
         (2.0, 0.0, 0.0, 0.0, "its steps took 0.0 s"),
         (90.0, 600.0, 3.0, MOST_SECONDS, "that is the most"),
@@ -51,7 +52,7 @@ def test_patience_with_what_was_held(durable: float, worth: float, seconds: floa
     assert patience(flight, 100.0) == (pytest.approx(FREE_SECONDS + seconds), why)
 
 
-@given(*[st.floats(0, 1e6) for _ in range(3)], st.booleans())
+@given(*[st.floats(0, 1e6)] * 2, st.floats(-1e6, 1e6), st.booleans())
 def test_patience_is_bounded(durable: float, worth: float, age: float, held: bool) -> None:
     """Recovery is never delayed by more than the steps took, but for what a start takes anyway."""
     seconds, _ = patience(Flight("step-00000010.1", 10, 0.0, durable, worth, held), age)

@@ -294,15 +294,18 @@ class Keeper:
     # time ---------------------------------------------------------------------------------------------
 
     def _bound(self, peer: _Peer) -> None:
-        """From now on a writer of an ended attempt has so long."""
+        """A writer of an ended attempt has so long from the end on, whenever it says what it stores."""
+        ended_at = self._ended[peer.attempt].at
         seconds, why = landing.IDLE_SECONDS, "it has nothing to store"
         if peer.flight is not None:
-            seconds, why = landing.patience(peer.flight, time.monotonic())
-            self._say("%s may land within %.1f s (%s)" % (peer.flight.checkpoint, seconds, why))
+            seconds, why = landing.patience(peer.flight, ended_at)
+        left = max(0.0, ended_at + seconds - time.monotonic())
+        if peer.flight is not None:
+            self._say("%s may land within %.1f s (%s)" % (peer.flight.checkpoint, left, why))
         if peer.deadline is not None:
             peer.deadline.cancel()
         loop = asyncio.get_running_loop()
-        peer.deadline = loop.call_later(seconds, self._give_up, peer, seconds, why)
+        peer.deadline = loop.call_later(left, self._give_up, peer, seconds, why)
 
     def _give_up(self, peer: _Peer, seconds: float, why: str) -> None:
         reap.send(peer.pid, signal.SIGKILL)

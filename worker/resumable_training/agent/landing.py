@@ -23,22 +23,22 @@ class Flight:
 
     checkpoint: str
     step: int
-    since: float  # monotonic, when the copy was complete
+    since: float  # monotonic, when it was told of: the copy was complete, or is to be stored from now on
     durable: float  # from copy to commit lately; 0: unknown
     worth: float  # of training, which this checkpoint has more than the one before
     held: bool = False  # a copy between saves
     samples: int = -1  # done by then; -1: a library that does not tell
 
 
-def patience(flight: Flight, now: float) -> Tuple[float, str]:
-    """Seconds that it may still take from ``now`` on, and why no more.
+def patience(flight: Flight, ended_at: float) -> Tuple[float, str]:
+    """Seconds that it may take from the end of its ranks on, and why no more.
 
     Never more than the steps in it are worth: redoing them would cost no more than that. A start costs
     FREE_SECONDS in any case.
     """
     expected = (UNKNOWN_SECONDS, "it is the first save")
     if flight.durable > 0:
-        left = FACTOR * flight.durable - (now - flight.since)
+        left = FACTOR * flight.durable - max(0.0, ended_at - flight.since)
         expected = (left, "saves took %.1f s lately" % flight.durable)
     worth = (flight.worth, "its steps took %.1f s" % flight.worth)
     most = MOST_HELD_SECONDS if flight.held else MOST_SECONDS
