@@ -328,36 +328,88 @@ def why_not(host: Host) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("after_a_flight", [True, False])
-def test_another_host_hears_that_a_rank_has_ended(
-    after_a_flight: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rank 0 has another writer than the one that this rank's had come to stay with."""
-    monkeypatch.delenv(env.KEEPER, raising=False)
-    here, there = socket.socketpair()
-    with listen("127.0.0.1") as listener, here, there:
-        host, port = listener.getsockname()[:2]
-        writer = Writer(there, os.getpid())
-        begin = {"rank": 1, "world_size": 2, "store": str(tmp_path), "secret": "secret", "listener": -1}
-        writer._on_begin({**begin, "host": host, "port": port})
-        writer._inbox.descriptors += [os.memfd_create("letter"), os.memfd_create("letter")]
-        died = in_background(lambda: die_as_host(listener))
-        writer._on_letters({"letters": 2})
-        died()
-        another = Host(listener.dup(), "secret", 2)
-        if after_a_flight:
-            another.open(1)
-            in_background(lambda: why_not(another) and another.close(OK))
-            writer._on_settle({"flight": 1, "why": "its writer died", "unlike": False})
-            stays = lambda: any(guest.flight == NO_FLIGHT for guest in another._guests)  # noqa: E731
-            wait_until(stays, "the guest that stays")
-        writer._last_flight = 1
-        writer._say_that_it_ended()
-        another.open(2, held=True)
-        assert "its rank ended" in in_background(lambda: why_not(another))()
-        writer._leave()
-        for letter in writer._letters:
+class WriterOfRank1:
+    """It has come to stay with a host, which has died since. It runs until its rank's death."""
+
+    def __init__(self, directory: Path) -> None:
+        self.listener = listen("127.0.0.1")
+        self.rank, self._socket = socket.socketpair()
+        self.writer = Writer(self._socket, os.getpid())
+        host, port = self.listener.getsockname()[:2]
+        begin = {"rank": 1, "world_size": 2, "store": str(directory), "secret": "secret", "listener": -1}
+        send(self.rank, {"kind": "begin", **begin, "host": host, "port": port})
+        self._letters = [os.memfd_create("letter") for _ in range(2)]
+        send(self.rank, {"kind": "letters", "letters": 2}, self._letters)
+        self._run = in_background(self.writer.run)
+        die_as_host(self.listener)
+        told = Inbox(self.rank)
+        assert [(told.receive() or {})["kind"] for _ in range(2)] == ["ready", "standing by"]
+
+    def another_host(self) -> Host:
+        return Host(self.listener.dup(), "secret", 2)
+
+    def lose_rank(self) -> None:
+        self.rank.shutdown(socket.SHUT_WR)
+        self._run()
+
+    def die(self) -> None:
+        self.lose_rank()
+        self.writer._leave()
+
+    def close(self) -> None:
+        self.die()
+        self.rank.close()
+        self._socket.close()
+        self.listener.close()
+        for letter in (*self._letters, *self.writer._letters):
             os.close(letter)
+
+
+@pytest.fixture
+def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WriterOfRank1]:
+    monkeypatch.delenv(env.KEEPER, raising=False)
+    with contextlib.closing(WriterOfRank1(tmp_path)) as left:
+        yield left
+
+
+def stays(host: Host) -> bool:
+    return any(guest.flight == NO_FLIGHT for guest in host._guests)
+
+
+def test_a_writer_comes_to_stay_with_another_host(left: WriterOfRank1) -> None:
+    """As soon as there is one, though its rank says nothing: if it dies nobody waits for what it holds."""
+    send(left.rank, {"kind": "plan", "items": [], "view": "another"})
+    wait_until(lambda: left.writer._view == "another", "the plan, before any host comes")
+    another = left.another_host()
+    wait_until(lambda: stays(another), "the guest that stays")
+    left.die()
+    number, why = in_background(lambda: another.pick([7]))()
+    assert (number, why) == (NO_FLIGHT, "saving failed on rank 1: its checkpoint writer went away")
+
+
+@pytest.mark.parametrize("how", ["after a flight", "there", "not there yet", "gone for good"])
+def test_another_host_hears_that_a_rank_has_ended(how: str, left: WriterOfRank1) -> None:
+    """Rank 0 has another writer than the one that this rank's had come to stay with, or had."""
+    if how in ("not there yet", "gone for good"):
+        left.lose_rank()
+    if how == "gone for good":
+        left.listener.close()
+        left.writer._say_that_it_ended()
+        return
+    another = left.another_host()
+    if how == "after a flight":
+        another.open(1)
+        settle = {"kind": "settle", "flight": 1, "why": "its writer died", "unlike": False}
+        send(left.rank, settle)
+        assert "its writer died" in why_not(another)
+        another.close(OK)
+    if how != "not there yet":
+        wait_until(lambda: stays(another), "the guest that stays")
+        left.lose_rank()
+    left.writer._last_flight = 1
+    left.writer._say_that_it_ended()
+    another.open(2, held=True)
+    assert "its rank ended" in in_background(lambda: why_not(another))()
 
 
 @given(*[st.integers(0, 10**6), st.integers(0, 10**15)] * 2)

@@ -7,7 +7,7 @@ file, hands in what it has written, and waits for the outcome. Whoever breaks th
 A guest may also stay beside all flights, to be missed when its writer dies while nothing flies: for copies
 that are held (``holding``), of which nobody speaks until ranks are dead. Then each says which it holds, and
 the host picks the newest that all hold, which flies as any save. And a guest says when its rank has ended, so
-that no later flight waits for it.
+that no later flight waits for it. When the host dies, those who stayed with it come to the next one at once.
 
 The listening socket belongs to rank 0's training process and outlives a writer that dies. A guest proves that
 it knows a secret which only this attempt's ranks were told, by signing what the host has just thought up: so
@@ -346,14 +346,31 @@ class Guest:
         rank: int,
         flight: int,
         connect_seconds: float = CONNECT_SECONDS,
+        *,
+        enters: bool = True,
     ) -> None:
-        """Raises HostGone when rank 0's port does not answer for so long."""
+        """``enters``: at once, and waits for a host that is not up yet; or it will when it is called in.
+
+        Raises HostGone when rank 0's port does not answer for so long.
+        """
         self._connection = _connect(address, connect_seconds)
         self._inbox = Inbox(self._connection)
-        proof = _proof(secret, str(self._hear().get("nonce")), rank, flight)
-        self._say({"kind": HELLO, "proof": proof, "rank": rank, "flight": flight})
-        if flight == NO_FLIGHT:
+        self._secret, self._rank, self._flight = secret, rank, flight
+        self.is_in = False
+        if enters:
+            self.enter()
+
+    def fileno(self) -> int:
+        """Readable when the host calls one in that is not in yet, and when the host goes."""
+        return self._connection.fileno()
+
+    def enter(self) -> None:
+        """Answer the host's challenge, or wait for it."""
+        proof = _proof(self._secret, str(self._hear().get("nonce")), self._rank, self._flight)
+        self._say({"kind": HELLO, "proof": proof, "rank": self._rank, "flight": self._flight})
+        if self._flight == NO_FLIGHT:
             self._hear()  # from now on it is missed when it goes
+        self.is_in = True
 
     def await_claim(self) -> Message | None:
         """Wait until the directory is claimed; the outcome if the flight has ended before that."""
@@ -372,7 +389,9 @@ class Guest:
 
     @property
     def is_heard(self) -> bool:
-        """Of one that stays: whether the host is still the one that it came to."""
+        """Of one that stays: whether it is in, and the host still the one that it came to."""
+        if not self.is_in:
+            return False
         try:
             self.look()
         except HostGone:

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import select
 import signal
 import socket
 import sys
@@ -71,7 +72,7 @@ class Writer:
 
     def run(self) -> None:
         """Until the rank says goodbye or is gone, and what it has given before, or left, is stored."""
-        while (message := self._inbox.receive()) is not None:
+        while (message := self._next()) is not None:
             kind = message["kind"]
             if kind == "close":
                 return
@@ -81,6 +82,17 @@ class Writer:
             self._store_what_is_held(self._keeper)
             if self._rank > 0:
                 self._say_that_it_ended()
+
+    def _next(self) -> Message | None:
+        """From the rank. Meanwhile rank 0 may get another writer, which would not miss this one yet."""
+        while self._stay is not None and not self._inbox.pending:
+            either = select.poll()
+            either.register(self._rank_socket, select.POLLIN)
+            either.register(self._stay, select.POLLIN)
+            if any(ready == self._rank_socket.fileno() for ready, _ in either.poll()):
+                break
+            self._stay_with_the_next(self._stay)
+        return self._inbox.receive()
 
     def _say(self, **message: Any) -> None:
         try:
@@ -141,8 +153,19 @@ class Writer:
             self._leave()
             self._stay = self._new_stay()
 
-    def _new_stay(self) -> Guest:
-        return Guest(self._address, self._secret, self._rank, NO_FLIGHT, connect_seconds=0.0)
+    def _stay_with_the_next(self, stay: Guest) -> None:
+        """Rank 0's writer has gone, or another one that has come up calls in ``stay``. Waits for neither."""
+        try:
+            if stay.is_in:
+                self._leave()
+                self._stay = self._new_stay(enters=False)
+            else:
+                stay.enter()
+        except (HostGone, OSError):
+            self._leave()  # until the next save
+
+    def _new_stay(self, *, enters: bool = True) -> Guest:
+        return Guest(self._address, self._secret, self._rank, NO_FLIGHT, connect_seconds=0.0, enters=enters)
 
     def _leave(self) -> None:
         if self._stay is not None:
@@ -354,6 +377,8 @@ class Writer:
         """Say it to rank 0's writer, which may be another one than before. Raises HostGone, OSError."""
         with contextlib.suppress(OSError, HostGone):
             if self._stay is not None:
+                if not self._stay.is_in:
+                    self._stay.enter()
                 return say(self._stay)
         self._leave()
         self._stay = self._new_stay()
