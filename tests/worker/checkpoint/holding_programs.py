@@ -26,6 +26,7 @@ from resumable_training.saving import Saver
 
 COPIES = 3  # of an attempt, one after each step that follows its save
 RANK, WRITER = "rank", "writer"
+AT_A_MOMENT = ("copy next", "save next", "save anew")
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,9 @@ class Death:
 
     ``copies``: ranks that make the last copy; None: all. ``moment``: at which the victim dies, or its writer
     after it. ``kills``: who is killed where no moment does it; nobody: it ends well. ``then``: what is done
-    after the last copy: "copy" or "save" one step more, "save next" or "save anew", at which a moment counts,
-    "drop", by the victim, of what it holds, or "block" the place where the copy would be stored.
+    after the last copy: "copy" or "save" one step more, "copy next", "save next" or "save anew", at which a
+    moment counts, "drop", by the victim, of what it holds, or "block" the place where the copy would be
+    stored.
     ``lands``: whether the last copy is to become a checkpoint; ``before``: or the one before it. ``saves``:
     whether it began with a save.
     ``late``: ranks whose GPUs are still at the last copy but one when the last is due, which they leave out.
@@ -53,6 +55,7 @@ class Death:
     late: tuple[int, ...] = ()
     caught_up: bool = True
     before: bool = False
+    writer_first: bool = False  # the victim's dies when ranks have met for the last copy, and is replaced
 
     def __str__(self) -> str:
         return self.name
@@ -136,33 +139,40 @@ class Life:
         """The last copy, and the death."""
         death = self.death
         copies = death.copies is None or self.rank in death.copies
+        if death.writer_first and self.rank == death.victim:
+            kill_writer(self.engine)
         if self.rank != death.victim and copies:
             assert self.copy() != self.is_late
             self.catch_up()
         self.together()
         if self.rank == death.victim:
-            if death.then not in ("save next", "save anew"):
+            if death.then not in AT_A_MOMENT:
                 self.note.unlink()
             if copies:
                 assert self.copy() != self.is_late
                 self.catch_up()
-            self.kill_writer()
+            if WRITER in death.kills:
+                kill_writer(self.engine)
         self.more()
         self.together()
         if self.rank == death.victim and RANK in death.kills:
             os.kill(os.getpid(), signal.SIGKILL)
         self.together()
 
-    def kill_writer(self) -> None:
-        if WRITER in self.death.kills:
-            os.kill(writer_of(self.engine), signal.SIGKILL)
-            os.waitid(os.P_PID, writer_of(self.engine), os.WEXITED | os.WNOWAIT)
+    def await_writer(self) -> None:
+        while not self.engine.free_to_copy:
+            time.sleep(0.002)
 
     def more(self) -> None:
         then = self.death.then
-        if then == "copy":  # again, where a new writer has to come first
-            while not self.copy():
-                time.sleep(0.002)
+        if then == "copy":  # again
+            self.await_writer()
+            assert self.copy()
+        elif then == "copy next":
+            self.await_writer()
+            self.train()
+            self.note.unlink(missing_ok=True)
+            self.copy()
         elif then == "save":
             self.train()
             self.save()
@@ -174,6 +184,11 @@ class Life:
             self.engine.drop_held()
         elif then == "block":
             Path(self.root, checkpoint_name(self.step, self.attempt)).mkdir(exist_ok=True)
+
+
+def kill_writer(engine: CheckpointEngine) -> None:
+    os.kill(writer_of(engine), signal.SIGKILL)
+    os.waitid(os.P_PID, writer_of(engine), os.WEXITED | os.WNOWAIT)
 
 
 def life(

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from engine_job import Job, make_state, save
+from holding_programs import kill_writer
 from hypothesis import given
 from hypothesis import strategies as st
 from test_async import eventually
 
-from resumable_training.checkpoint import Reached, arena
+from resumable_training.checkpoint import Reached, arena, async_save
 from resumable_training.checkpoint.arena import Arena
 from resumable_training.checkpoint.engine import _lost_lines
 from resumable_training.checkpoint.holding import Letter, held
@@ -151,6 +152,37 @@ def test_a_writer_that_deletes_is_not_waited_for(tmp_path: Path, monkeypatch: py
     assert engine.close().ok  # type: ignore[union-attr]
 
 
+def test_a_writer_that_died_since_ranks_met_costs_no_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others make that copy: without it this rank would be one behind, which they could not know.
+
+    Its next writer finds it; until that stands by ranks leave copies out.
+    """
+    monkeypatch.setenv(env.KEEPER, str(tmp_path / "nobody"))
+    engine, state = Job(tmp_path / "store", host="127.0.0.1").engine(1), make_state(1.0)
+    engine.restore(make_state())
+    eventually(lambda: engine.copy(state, Reached(1, 8)))
+    for step in (2, 3, 4):
+        eventually(lambda: engine.free_to_copy)  # ranks meet
+        kill_writer(engine)
+        assert engine.copy(state, Reached(step, 8 * step))
+        assert not engine.free_to_copy
+        assert not engine.copy(state, Reached(step, 8 * step))
+    eventually(lambda: engine.free_to_copy)
+    with monkeypatch.context() as patch:
+        patch.setattr(async_save, "WriterProcess", none_left)  # of which the next save tells, not a copy
+        kill_writer(engine)
+        assert engine.copy(state, Reached(5, 40))
+        assert not engine.free_to_copy
+        assert not engine.copy(state, Reached(6, 48))
+    engine.close()
+
+
+def none_left(*_: object) -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
 @pytest.mark.parametrize(("free", "why"), [(0, "saves are not asynchronous"), (None, "no agent would")])
 def test_no_copies_where_nobody_would_store_them(
     free: int | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -193,10 +225,6 @@ def test_without_a_second_arena_copies_and_saves_go_on(
     engine, state = Job(tmp_path / "store", host="127.0.0.1").engine(1), make_state(1.0)
     engine.restore(make_state())
     eventually(lambda: engine.copy(state, Reached(1, 8)))
-
-    def none_left(*_: object) -> int:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
     with monkeypatch.context() as patch:
         patch.setattr(os, "memfd_create", none_left)
         assert all(engine.copy(state, Reached(step, 8 * step)) for step in range(2, 6))

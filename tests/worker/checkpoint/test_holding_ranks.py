@@ -29,6 +29,8 @@ BETWEEN_STEPS = [
     Death("rank 0 with its writer", lands=False, victim=0, kills=BOTH),
     Death("rank 1, which has another writer", lands=True, kills=BOTH, then="copy"),
     Death("rank 0, which has another writer", lands=True, victim=0, kills=BOTH, then="copy"),
+    Death("rank 1, behind", True, moment="save.copied", then="copy next", writer_first=True),
+    Death("rank 0, behind", True, 0, moment="save.copied", then="copy next", writer_first=True),
     Death("rank 1 after a save that is newer", lands=False, then="save"),
     Death("rank 1 in its copy for a save", False, before=True, moment="save.copied", then="save next"),
     Death("rank 0 in its copy for a save", False, 0, before=True, moment="save.copied", then="save next"),

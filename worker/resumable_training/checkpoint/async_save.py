@@ -146,8 +146,7 @@ class AsynchronousSaver:
     def _has_writer(self) -> bool:
         self._start_if_due()
         if self._up:  # one that has ended since then with nothing to do is replaced, as it would be later
-            with contextlib.suppress(StorageUnavailable):
-                self._hear(0.0)
+            self._miss_it()
         if self._process is None:
             return False
         try:
@@ -221,16 +220,20 @@ class AsynchronousSaver:
 
     def _takes_copies(self) -> bool:
         """Whether this rank's writer would hear of a copy: else all leave it out, to stay at the same one."""
-        with contextlib.suppress(StorageUnavailable):  # the next save says so
-            self._hear(0.0)  # a writer that died with nothing to do is missed here
-            return self._stands_by and not (self._plan_is_due and self._busy)
-        return False
+        self._miss_it()
+        return self._stands_by and not (self._plan_is_due and self._busy)
+
+    def _miss_it(self) -> None:
+        """A writer that died with nothing to do. Where no other one can be started the next save says so."""
+        with contextlib.suppress(StorageUnavailable):
+            self._hear(0.0)
 
     def copy(self, task: SaveTask, durable_seconds: float | None = None) -> bool:
         """Copy the state as it is now, to be held; whether that was done.
 
         Not before this rank's writer stands by: until then nobody would store it. Before ranks have told
-        each other what they have, all ranks' must; nobody waits for that.
+        each other what they have, all ranks' must; nobody waits for that. But one that stood by when ranks
+        met, and died since, is no reason: the others make this copy, and its successor finds it.
         """
         if self._is_too_early():
             return False
@@ -241,11 +244,12 @@ class AsynchronousSaver:
             if self._ranks.rank == 0:
                 self._warn(f"no copies are held in memory between saves: {why}")
             return False
-        if not self.free_to_copy:
+        stood_by = self._stands_by
+        if not (self.free_to_copy or (stood_by and not self._stands_by)):
             return False
         self._copies.met()
         try:
-            if not self._has_standby():
+            if not (self._has_standby() or stood_by):
                 return False
             smalls, is_new = self._snapshot.take(task.content, keep=self._copies.whole_in)
         except (Unsupported, Unstorable, OSError):
@@ -290,7 +294,7 @@ class AsynchronousSaver:
         Raises:
             OSError: there is no memory to say so in.
         """
-        self._hear(0.0)  # a writer that died with nothing to do is missed here
+        self._miss_it()
         if not self._copies.began:
             self._send_letters()
         return self._stands_by
