@@ -63,6 +63,7 @@ class World:
         self.committed = 0
         self.high_water = 0
         self.nodes: dict[str, Node] = {}  # by name; worker of place 2 is on node-2
+        self.machines: dict[str, str] = {}  # worker -> its node, if that is not the one of its place
         self.reasons: dict[str, str] = {}  # worker -> reason of its container or pod
         self.pending_reasons: dict[str, tuple[str, str]] = {}  # worker that can't start -> why, in what words
         self.unfit: set[str] = set()  # workers with a rank that can't be reaped
@@ -170,7 +171,7 @@ class World:
             place=agent.place,
             incarnation=agent.incarnation,
             phase=agent.phase,
-            node=f"node-{agent.place}" if agent.phase != "pending" or stuck[0] else "",
+            node=self._node(agent) if agent.phase != "pending" or stuck[0] else "",
             address=f"127.0.1.{agent.place}",
             agent_port=9000 + agent.incarnation,
             created_at=agent.born,
@@ -181,6 +182,9 @@ class World:
             message=stuck[1] or unplaced[1],
             disruption=agent.disruption,
         )
+
+    def _node(self, agent: FakeAgent) -> str:
+        return self.machines.get(agent.name, f"node-{agent.place}")
 
     def _view(self, agent: FakeAgent) -> Agent:
         heard = agent.last_heard

@@ -9,6 +9,7 @@ from __future__ import annotations
 from resumable_operator.decide.conditions import set_if_known
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.failure import first_witness
+from resumable_operator.decide.room import silent_nodes
 from resumable_operator.decide.views import members
 from resumable_operator.model import Evidence
 
@@ -76,9 +77,9 @@ def avoid_node(draft: Draft, node: str, why: str) -> None:
 
 
 def avoided(draft: Draft) -> tuple[str, ...]:
-    """Nodes to avoid now, by name; that of an ending which is not settled yet, too."""
+    """Nodes to avoid now, by name: also that of an ending which is not settled yet, and silent ones."""
     known = {node for node, until in draft.status.avoided.items() if draft.now < until}
-    return tuple(sorted(known | _about_to_be(draft)))
+    return tuple(sorted(known | _about_to_be(draft) | silent_nodes(draft)))
 
 
 def _about_to_be(draft: Draft) -> set[str]:

@@ -9,6 +9,7 @@ from resumable_operator.decide.distrust import given_up, knows_no_key
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.observation import Node, Worker
 from resumable_operator.decide.refusals import refused
+from resumable_operator.decide.room import silent_nodes, unplaceable
 from resumable_operator.decide.size import Supply
 from resumable_operator.decide.validity import blocked
 from resumable_operator.decide.views import (
@@ -61,7 +62,8 @@ def _health(draft: Draft, worker: Worker) -> Health:
     if worker.phase == "pending" and worker.reason in _CANNOT_START:
         return "stuck"
     if worker.phase == "pending":
-        return "starting" if worker.node or draft.observation.capacity is not None else "queued"
+        has_machine = worker.node not in ("", *silent_nodes(draft)) or draft.observation.capacity is not None
+        return "starting" if has_machine else "queued"
     agent = draft.observation.agents.get(worker.name)
     usable = worker.address and worker.agent_port and heard(agent, draft.now)
     return "ready" if usable else "starting"
@@ -80,13 +82,15 @@ def warming(draft: Draft) -> frozenset[str]:
 
 def supply(draft: Draft) -> Supply:
     """The job's workers, counted by what they are good for."""
-    states = Counter(healths(draft).values())
+    known, capacity = healths(draft), draft.observation.capacity
+    states = Counter(known.values())
     ready, starting, queued = states["ready"], states["starting"], states["queued"] + states["stuck"]
-    capacity = draft.observation.capacity
     room = None if capacity is None else max(0, capacity - ready - starting - queued)
     if blocked(draft) or refused(draft):
         room = 0
-    return Supply(ready, starting, queued, room)
+    waiting = [worker for worker in draft.observation.workers if known[worker.name] == "queued"]
+    going = [worker for worker in draft.observation.workers if known[worker.name] in ("doomed", "dead")]
+    return Supply(ready, starting, queued, room, unplaceable(draft, waiting, going))
 
 
 def creatable(draft: Draft) -> int | None:

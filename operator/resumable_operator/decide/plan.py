@@ -23,7 +23,7 @@ from resumable_operator.decide.phase import hold_gpus, settle_control_phase, sum
 from resumable_operator.decide.refusals import note_refusal
 from resumable_operator.decide.terminal import clean_up
 from resumable_operator.decide.validity import note_problems
-from resumable_operator.decide.workers import tend_workers
+from resumable_operator.decide.workers import note_arrivals, tend_workers
 from resumable_operator.decide.zombies import stop_zombies
 
 _STEPS: dict[str, Callable[[Draft], None]] = {
@@ -53,6 +53,7 @@ def decide(observation: Observation, now: float) -> Plan:
     fold_events(draft)
     if draft.alive:
         gather(draft)
+    note_arrivals(draft)
     _advance(draft)
     if draft.finished:
         clean_up(draft)

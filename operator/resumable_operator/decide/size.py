@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from resumable_operator.model import Workers
@@ -18,6 +19,7 @@ class Supply:
     starting: int  # have a machine, will be ready soon
     queued: int  # wait for a machine
     creatable: int | None  # more that have room, once those on their way out are gone; None: unknown
+    unplaceable: int = 0  # of the queued: no machine has room for them, and none is about to
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,9 @@ def choose_start(
     A missing worker that has a machine is worth ``patience`` (``shrinkAfterSeconds``). One that has none may
     never come; nobody knows when. Waiting until the wait has cost as much as the restart that growing later
     would cost is never worse than twice the best choice in hindsight (the ski-rental rule), whatever comes.
-    Not less than ``PLACING_SECONDS``: the room may be the very one that a lost worker is about to leave.
+    Not less than ``PLACING_SECONDS``: the room may be the very one that a lost worker is about to leave. One
+    for which there is no room, and none to be left, is not waited for by a job that can go on: new machines
+    take minutes, if they come.
 
     Args:
         waited: seconds since an allowed size was ready.
@@ -56,7 +60,8 @@ def choose_start(
         return Start(None, f"{supply.ready} of at least {workers_are(smallest)} ready", below_min=True)
     if best == workers.replicas:
         return Start(best, f"{'all ' if best > 1 else ''}{workers_are(best)} ready")
-    possible = _possible(supply)
+    goes_on = restart_seconds < math.inf
+    possible = _possible(workers, supply, supply.unplaceable if goes_on else 0)
     reachable = workers.replicas if possible is None else largest_allowed(workers, possible) or best
     if reachable <= best:
         return Start(best, f"{best} of {workers.replicas} workers: there is no room for more now")
@@ -79,7 +84,10 @@ def growth_pays(
     return (larger - size) * mtbf_seconds > larger * (restart_seconds + save_seconds)
 
 
-def _possible(supply: Supply) -> int | None:
-    if supply.creatable is None:
-        return None
-    return supply.ready + supply.starting + supply.queued + supply.creatable
+def _possible(workers: Workers, supply: Supply, hopeless: int) -> int | None:
+    """How many could be had; None: not known."""
+    there = supply.ready + supply.starting + supply.queued
+    creatable = supply.creatable
+    if creatable is None and hopeless and there >= workers.replicas:
+        creatable = 0
+    return None if creatable is None else there - hopeless + creatable

@@ -13,7 +13,7 @@ from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.health import creatable, healths
 from resumable_operator.decide.observation import Worker
 from resumable_operator.decide.pending import give_up_stuck
-from resumable_operator.decide.refusals import note_none_missing
+from resumable_operator.decide.refusals import note_none_missing, refused
 from resumable_operator.decide.requests import send_shutdown
 from resumable_operator.decide.terminal import fail
 from resumable_operator.decide.validity import blocked
@@ -36,6 +36,12 @@ MOST_CREATED = 500  # in one pass: of more, each that comes into being leads to 
 ENDINGS_THAT_STOP = ("suspend", "deadline")
 _FIRST_DELAY_SECONDS = 1.0
 _LONGEST_DELAY_SECONDS = 60.0
+
+
+def note_arrivals(draft: Draft) -> None:
+    """A refusal of workers that all exist by now is over, before anything is decided by it."""
+    if refused(draft) and len(_keep(draft)) >= wanted_workers(draft):
+        note_none_missing(draft)
 
 
 def tend_workers(draft: Draft) -> None:

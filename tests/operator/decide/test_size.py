@@ -56,6 +56,11 @@ FOUR = Workers(replicas=4, min=2)
         pytest.param(Supply(3, 0, 1, None), 1, 1, None, PLACING - 1, id="room may be found, or be left"),
         pytest.param(Supply(3, 0, 0, None), 1, 1, None, PLACING - 1, id="also for one to be made"),
         pytest.param(Supply(3, 0, 1, None), PLACING, 1, 3, None, id="which does not take long"),
+        pytest.param(Supply(3, 0, 1, None, 1), 0, 10, 3, None, id="the scheduler has found no room: at once"),
+        pytest.param(Supply(3, 0, 1, None, 1), 0, INF, None, 30, id="but a first start waits"),
+        pytest.param(Supply(2, 0, 2, None, 1), 0, 10, None, 10, id="it has not said so of the other one"),
+        pytest.param(Supply(3, 0, 0, None, 0), 0, 10, None, 10, id="nor of one that is still to be made"),
+        pytest.param(Supply(2, 1, 1, None, 1), 0, 10, None, 30, id="three can be had, one has a machine"),
     ],
 )
 def test_start_or_wait(
@@ -71,16 +76,24 @@ def test_start_or_wait(
     ready=st.integers(0, 9),
     starting=st.integers(0, 9),
     queued=st.integers(0, 9),
+    unplaceable=st.integers(0, 9),
     creatable=st.none() | st.integers(0, 9),
     waited=st.floats(0, 100),
     restart=st.floats(0, 100),
 )
 def test_a_start_is_allowed_and_a_wait_ends(
-    ready: int, starting: int, queued: int, creatable: int | None, waited: float, restart: float
+    ready: int,
+    starting: int,
+    queued: int,
+    unplaceable: int,
+    creatable: int | None,
+    waited: float,
+    restart: float,
 ) -> None:
     """Whatever is there: the size is allowed and there, and a wait at a possible size has an end."""
     workers = Workers(replicas=6, min=2, max=8, multiple_of=2)
-    start = choose_start(workers, Supply(ready, starting, queued, creatable), waited, 30, restart)
+    supply = Supply(ready, starting, queued, creatable, min(queued, unplaceable))
+    start = choose_start(workers, supply, waited, 30, restart)
     if start.size is not None:
         assert start.size in workers.allowed_sizes()
         assert start.size <= min(ready, workers.replicas)
