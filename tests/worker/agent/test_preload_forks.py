@@ -72,7 +72,7 @@ def test_an_agent_without_descriptors_keeps_its_parent(monkeypatch: pytest.Monke
 def parent_and_its_end() -> tuple[Parent, socket.socket]:
     """One that was never started, and the end of its socket that its process would have."""
     parent = Parent.__new__(Parent)
-    parent._asked = 0
+    parent._asked = parent._answered = 0
     parent.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     return parent, theirs
 

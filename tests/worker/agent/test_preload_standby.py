@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,13 @@ while depth and os.fork() == 0:
     depth -= 1
 time.sleep(0.9 if os.getpid() == rank else 100)
 """
+# An agent that tries again after a moment, and is patient: its parent is slow only when it is stopped.
+HASTY = """
+import sys
+from resumable_training.agent import __main__, preload
+preload.AGAIN_SECONDS, preload.PATIENCE_SECONDS = 0.2, 2.0
+sys.exit(__main__.main())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +43,23 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_bare_python(tmp_path_factory.mktemp("bare"))
 
 
+def children(agent: AgentProcess) -> set[int]:
+    """Pids of what the agent has started or adopted, and lives."""
+    assert agent.process is not None
+    listed = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children").read_text().split()
+    return {pid for pid in map(int, listed) if process_exists(pid)}
+
+
+def descriptors(agent: AgentProcess) -> int:
+    """How many the agent has open."""
+    assert agent.process is not None
+    return len(os.listdir(f"/proc/{agent.process.pid}/fd"))
+
+
 def waiting_now(agent: AgentProcess) -> set[int]:
     """Pids of the processes that wait at their gates."""
-    assert agent.process is not None
-    children = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children").read_text().split()
-    named = {int(pid) for pid in children if "standby" in read(pid, "comm")}
-    return {pid for pid in named - set(agent.rank_pids().values()) if process_exists(pid)}
+    named = {pid for pid in children(agent) if "standby" in read(str(pid), "comm")}
+    return named - set(agent.rank_pids().values())
 
 
 def standbys(agent: AgentProcess, count: int) -> set[int]:
@@ -85,6 +104,34 @@ def test_one_that_is_killed_is_not_counted_on(tmp_path: Path, bare_python: str) 
         pids = began(agent, 2)
         assert other in pids
         assert [agent.rank_log(2, rank).split()[0] for rank in (0, 1)] == ["forked"] * 2
+        assert not warnings_of(agent)
+
+
+def test_another_takes_the_place_of_one_that_was_killed(tmp_path: Path, bare_python: str) -> None:
+    """Within the same attempt, so that the next one has all it needs."""
+    with agent_of(tmp_path, bare_python, WAITS, launcher=(sys.executable, "-c", HASTY)) as agent:
+        began(agent, 1)
+        killed, other = standbys(agent, 2)
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: not process_exists(killed), "its end")
+        assert other in standbys(agent, 2)
+        assert not warnings_of(agent)
+
+
+def test_a_parent_that_was_slow_is_asked_again(tmp_path: Path, bare_python: str) -> None:
+    """It is the same one; what it forks too late ends, and nothing stays open."""
+    with agent_of(tmp_path, bare_python, WAITS, launcher=(sys.executable, "-c", HASTY)) as agent:
+        began(agent, 1)
+        before, parent = standbys(agent, 2), parent_of(agent)
+        others, opened = children(agent) - before, descriptors(agent)
+        os.kill(parent, signal.SIGSTOP)
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: "no rank stands by: timed out" in agent.own_log(), "a time-out")
+        os.kill(parent, signal.SIGCONT)
+        wait_until(lambda: children(agent) - others == standbys(agent, 2), "two, and none that came too late")
+        wait_until(lambda: descriptors(agent) <= opened, "no more descriptors than before")
+        assert parent_of(agent) == parent
         assert not warnings_of(agent)
 
 
@@ -190,7 +237,8 @@ def test_who_is_harboured() -> None:
     standing = Standbys(noted)
     standing.add(waiting(1, 2, 3))
     assert noted.harboured == standing.pids == [1, 2, 3]
-    standing.reaped([(2, -9), (7, 0)])
+    assert not standing.reaped([(7, 0)])
+    assert standing.reaped([(2, -9), (7, 0)])
     assert noted.harboured == standing.pids == [1, 3]
     standing.add(waiting(5))
     assert [one.pid for one in standing.take(1, lambda pid: pid != 1)] == [3]

@@ -32,6 +32,7 @@ from resumable_training.agent.preload_command import PythonProgram
 from resumable_training.agent.preload_parent import Forked, Parent
 from resumable_training.agent.preload_standby import (
     AFTER_SECONDS,
+    AGAIN_SECONDS,
     BETWEEN_SECONDS,
     PATIENCE_SECONDS,
     Standbys,
@@ -141,7 +142,8 @@ class PreloadStarter:
         self._drop()
 
     def reaped(self, ended: Sequence[Tuple[int, int]]) -> None:
-        self._standbys.reaped(ended)
+        if self._standbys.reaped(ended):
+            self._plan_standbys(AGAIN_SECONDS)
 
     def memory_bytes(self) -> int:
         """Of the parent and those that stand by, their share of what ranks have in common with them.
@@ -257,6 +259,8 @@ class PreloadStarter:
         """Unasked ones: how its start went, and its end."""
         try:
             message = parent.hear(socket.MSG_DONTWAIT)
+        except (BlockingIOError, socket.timeout):
+            return  # a request has read it meanwhile
         except OSError:
             message = {}
         kind = message.get("kind")
@@ -303,6 +307,11 @@ class PreloadStarter:
         if why not in self._said:
             self._said.add(why)
             self._warn("ranks start cold, which takes seconds at each restart: %s" % why)
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._say(text)
 
     def _drop(self) -> None:
         parent, self._parent = self._parent, None
@@ -362,12 +371,17 @@ class PreloadStarter:
     def _stand_by(self) -> None:
         """Fork one rank of the next attempt, and plan one more until there are as many as of this one."""
         assert self._parent is not None  # or nothing would be planned
+        if self._parent.owes_answer:
+            self._plan_standbys(AGAIN_SECONDS)
+            return
         some, answer = self._parent.fork(1, PATIENCE_SECONDS)
         self._standbys.add(some)
         if some:
             self._plan_standbys(BETWEEN_SECONDS)
-        else:
-            self._say("no rank stands by: %s" % answer.get("why", "the preloaded parent has ended"))
+            return
+        self._say_once("no rank stands by: %s" % answer.get("why", "the preloaded parent has ended"))
+        if not answer.get("lasting"):
+            self._plan_standbys(AGAIN_SECONDS)
 
     def _can_fork(self, parent: Parent, plan: RankPlan) -> bool:
         odd = commands.odd_count(plan.environment)

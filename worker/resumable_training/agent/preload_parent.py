@@ -80,7 +80,7 @@ class Parent:
         self.environment = environment
         self.began = self._moved_at = self._looked_at = time.monotonic()
         self._work: Tuple[int, ...] = ()
-        self._asked = 0
+        self._asked = self._answered = 0  # numbers of requests
         self.ready = False
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.settimeout(FORK_SECONDS)
@@ -109,7 +109,13 @@ class Parent:
         """
         data = self.control.recv(MESSAGE_BYTES, flags)
         answer: Dict[str, Any] = json.loads(data) if data else {}
+        self._answered = answer.get("number", self._answered)
         return answer
+
+    @property
+    def owes_answer(self) -> bool:
+        """It has one request already that it does, and answers, when it can: it may be stopped."""
+        return self._answered < self._asked
 
     def idle_seconds(self, now: float) -> float:
         """How long it has neither computed nor read, as far as this was asked."""
@@ -156,12 +162,12 @@ class Parent:
     ) -> Dict[str, Any]:
         """Its answer to this request; one to an earlier request, whose ranks end by their gates, is late."""
         theirs = [end for (_, output), (_, gate) in zip(outputs, gates) for end in (output, gate.fileno())]
-        self._asked += 1
-        request = {"number": self._asked, "ranks": len(outputs)}
+        request = {"number": self._asked + 1, "ranks": len(outputs)}
         deadline = time.monotonic() + seconds
         try:
             self.control.settimeout(seconds)
             socket.send_fds(self.control, [json.dumps(request).encode()], theirs)
+            self._asked += 1
             while True:
                 self.control.settimeout(max(0.001, deadline - time.monotonic()))
                 answer = self.hear()

@@ -15,6 +15,7 @@ from resumable_training.agent.preload_parent import Forked
 AFTER_SECONDS = 1.0  # ranks are up by then, mostly, and forking more does not delay them
 BETWEEN_SECONDS = 0.05  # one is made after the other: the agent's loop stands still meanwhile
 PATIENCE_SECONDS = 0.5  # with each, since nobody needs it yet
+AGAIN_SECONDS = 30.0  # after one could not be forked, or was killed: that may go on for a while
 
 
 class Harbour(Protocol):
@@ -80,10 +81,12 @@ class Standbys:
             one.give_up()
         self._waiting.clear()
 
-    def reaped(self, ended: Sequence[Tuple[int, int]]) -> None:
-        """Children of the agent that have ended, as (pid, code): one that stood by was killed by somebody."""
+    def reaped(self, ended: Sequence[Tuple[int, int]]) -> bool:
+        """Children of the agent that have ended, as (pid, code): whether somebody has killed one of these."""
         gone = {pid for pid, _ in ended}
-        for one in [one for one in self._waiting if one.pid in gone]:
+        killed = [one for one in self._waiting if one.pid in gone]
+        for one in killed:
             self._waiting.remove(one)
             self._harbour.remove(one.pid)
             one.close()
+        return bool(killed)
