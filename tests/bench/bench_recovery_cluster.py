@@ -106,7 +106,9 @@ def spot_notice(job: Training) -> float:
 
 STRIKES: dict[str, Callable[[Training], float]] = {
     "rank": kill_rank,
+    "rank-saved": kill_rank,
     "pod": kill_container,
+    "spare": kill_container,
     "dead": silence_machine,
     "grow": add_machine,
     "preempt": spot_notice,
@@ -146,6 +148,12 @@ def run_leg(bed: Bed, leg: Leg, wanted: Sequence[Scenario]) -> Iterator[tuple[Sc
 
 def strike(job: Training, scenario: Scenario) -> Found:
     """Wait for the moment, strike, wait for a new step at the wanted size."""
+    if job.world() < WORKERS and scenario.name != "grow":  # of two, the one before has left one
+        joined_at = add_machine(job)
+        if not launch.wait_for(
+            lambda: cases.first_new(job.steps(), joined_at, WORKERS) is not None, RECOVER_SECONDS
+        ):
+            raise Broken(f"the job does not grow\n{job.run.text()}")
     since = job.step()
     if not launch.wait_for(lambda: cases.is_time(scenario, job.step(), job.saved(), since), MOMENT_SECONDS):
         raise Broken(f"no moment for {scenario.name} at step {job.step()}\n{job.run.text()}")
@@ -228,7 +236,7 @@ def run_all(wanted: Sequence[Scenario], runs: int) -> dict[str, list[Found]]:
 
 def _tell(where: str, scenario: Scenario, found: Found) -> None:
     took = "never" if found.seconds is None else f"{found.seconds:.2f} s"
-    print(f"  {where}  {scenario.name:<8} {took:>8}  {found.redone} redone", flush=True)
+    print(f"  {where}  {scenario.name:<10} {took:>8}  {found.redone} redone", flush=True)
 
 
 def main() -> None:

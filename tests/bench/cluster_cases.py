@@ -1,6 +1,6 @@
 """What the cluster benchmark does to a job, and what is taken down of it (pure; tests beside it).
 
-Two workers of one rank. The legs and moments are those of recovery_cases.py.
+Two workers of one rank. The legs and moments are those of recovery_cases.py; the leg ``spared`` has a spare.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from recovery_cases import LOST_STEPS, NOTICE_SECONDS, Outcome, Scenario
 WORKERS = 2
 SCENARIOS = (
     Scenario("rank", f"one rank killed, {LOST_STEPS} steps after a checkpoint", "fixed"),
+    Scenario("rank-saved", "one rank killed, right after a checkpoint", "fixed", "saved"),
     Scenario("pod", "a worker's container killed: a new pod takes its place", "fixed"),
+    Scenario("spare", "a worker's container killed: a spare takes its place", "spared"),
     Scenario("dead", "a machine falls silent, its connections stay open", "elastic", smaller=True),
     Scenario("grow", "a machine joins (pause)", "elastic", planned=True),
     Scenario("preempt", f"spot notice of {NOTICE_SECONDS:g} s to one of two machines (pause)", "elastic",

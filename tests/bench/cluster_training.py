@@ -139,6 +139,11 @@ class Training:
         steps = self.steps()
         return int(steps[-1]["step"]) if steps else 0
 
+    def world(self) -> int:
+        """Ranks of its newest step."""
+        steps = self.steps()
+        return int(steps[-1]["world"]) if steps else WORKERS
+
     def saved(self) -> int:
         """Step of the newest complete checkpoint; 0: none."""
         marked = [path.parent.name for path in (self._volume / "store").glob("step-*/.metadata")]
@@ -165,7 +170,7 @@ def training(bed: Bed, leg: Leg) -> Iterator[Training]:
     run = ClusterRun(bed.plane, bed.nodes, bed.operator, bed.namespace())
     claim = path("v1", "persistentvolumeclaims", run.namespace, CLAIM)
     run.wait(lambda: bool(run.api.get(claim)["spec"].get("volumeName")), "the volume")
-    run.own_nodes(*(bed.add_node() for _ in range(WORKERS)))
+    run.own_nodes(*(bed.add_node() for _ in range(WORKERS + (leg == "spared"))))
     run.container["command"] = ["python", str(launch.HERE / "train_with_library.py")]
     run.container["env"] += [
         {"name": launch.TRACE, "value": f"{MOUNT}/trace.jsonl"},
@@ -173,7 +178,8 @@ def training(bed: Bed, leg: Leg) -> Iterator[Training]:
     ]
     run.spec["checkpoint"]["interval"] = {"steps": SAVE_EVERY}
     run.spec["recovery"] = {"growCooldownSeconds": 0, "drainSeconds": 20}
-    run.create(replicas=WORKERS, min=1 if leg == "elastic" else WORKERS)
+    spares = 1 if leg == "spared" else 0
+    run.create(replicas=WORKERS, min=1 if leg == "elastic" else WORKERS, spares=spares)
     job = Training(bed, run)
     try:
         yield job

@@ -17,7 +17,7 @@ SETTLE_STEPS = 3  # new ones after a recovery, before the next strike
 NOTICE_SECONDS = 30.0
 REPLACED_AFTER_SECONDS = 1.0
 
-Leg = Literal["one", "fixed", "elastic"]
+Leg = Literal["one", "fixed", "elastic", "spared"]
 LEGS: dict[Leg, str] = {
     "one": "one worker with all ranks",
     "fixed": "two workers, both needed",
