@@ -184,8 +184,10 @@ def test_cordon(cluster_run: ClusterRun, add_node: AddNode) -> None:
 
 
 def test_no_room_for_a_replacement(cluster_run: ClusterRun, add_node: AddNode) -> None:
-    """A replacement stays Pending: the job says why, goes on smaller, and grows when there is room."""
-    run = faking_on(cluster_run, add_node, 2).create(min=1)
+    """A replacement stays Pending: the job says why, goes on smaller at once, and grows when there is room."""
+    run = faking_on(cluster_run, add_node, 2)
+    run.spec["recovery"]["shrinkAfterSeconds"] = 30
+    run.create(min=1)
     run.until_step(30)
     first, second = run.members()
     node = run.node_of(second)
@@ -195,6 +197,7 @@ def test_no_room_for_a_replacement(cluster_run: ClusterRun, add_node: AddNode) -
     status = run.until_goes_on(2, size=1)
     assert causes(status) == ["evicted"]
     assert run.members() == [first]
+    assert "there is no room for more now" in run.until_event("AttemptReserved", "attempt 2")
     words = run.until_event("WorkersWaiting", "Unschedulable")
     assert "0/" in words, "the scheduler's own words"
     assert "train-1-2" in words
