@@ -184,7 +184,7 @@ def test_cordon(cluster_run: ClusterRun, add_node: AddNode) -> None:
 
 
 def test_no_room_for_a_replacement(cluster_run: ClusterRun, add_node: AddNode) -> None:
-    """A replacement stays Pending: the job says why, goes on smaller at once, and grows when there is room."""
+    """A replacement stays Pending: the job says why, goes on at once, and grows when there is room."""
     run = faking_on(cluster_run, add_node, 2)
     run.spec["recovery"]["shrinkAfterSeconds"] = 30
     run.create(min=1)
