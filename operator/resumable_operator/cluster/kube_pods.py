@@ -239,7 +239,10 @@ def _waiting_for(status: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[s
             return str(waiting["reason"]), str(waiting.get("message") or "")
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") == "False":
-        return str(scheduled.get("reason") or "Unschedulable"), str(scheduled.get("message") or "")
+        message = str(scheduled.get("message") or "")
+        if status.get("nominatedNodeName"):  # others are being preempted there
+            return "Nominated", f"room is being made on node {status['nominatedNodeName']}: {message}"
+        return str(scheduled.get("reason") or "Pending"), message
     waiting = state.get("waiting") or {}
     return str(waiting.get("reason") or ""), str(waiting.get("message") or "")
 

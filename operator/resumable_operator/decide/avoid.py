@@ -16,7 +16,7 @@ from resumable_operator.model import Evidence
 TROUBLES = 2  # failures on one node within the window
 WINDOW_SECONDS = 3600.0
 AVOID_SECONDS = 3600.0
-MOST_NODES = 64  # kept in status
+MOST_NODES = 64  # kept in status, and silent ones in a pod
 _NOT_ITS_FAULT = ("preempted", "evicted", "numeric")
 _OF_THE_MACHINE = (  # said by a script that ends with an exit code as for an error of its own
     "uncorrectable ECC",
@@ -79,7 +79,8 @@ def avoid_node(draft: Draft, node: str, why: str) -> None:
 def avoided(draft: Draft) -> tuple[str, ...]:
     """Nodes to avoid now, by name: also that of an ending which is not settled yet, and silent ones."""
     known = {node for node, until in draft.status.avoided.items() if draft.now < until}
-    return tuple(sorted(known | _about_to_be(draft) | silent_nodes(draft)))
+    silent = sorted(silent_nodes(draft) - known)[:MOST_NODES]
+    return tuple(sorted(known.union(_about_to_be(draft), silent)))
 
 
 def _about_to_be(draft: Draft) -> set[str]:

@@ -62,8 +62,8 @@ def _health(draft: Draft, worker: Worker) -> Health:
     if worker.phase == "pending" and worker.reason in _CANNOT_START:
         return "stuck"
     if worker.phase == "pending":
-        has_machine = worker.node not in ("", *silent_nodes(draft)) or draft.observation.capacity is not None
-        return "starting" if has_machine else "queued"
+        has_machine = worker.node and worker.node not in silent_nodes(draft)
+        return "starting" if has_machine or draft.observation.capacity is not None else "queued"
     agent = draft.observation.agents.get(worker.name)
     usable = worker.address and worker.agent_port and heard(agent, draft.now)
     return "ready" if usable else "starting"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
+from resumable_operator.decide.distrust import knows_no_key
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.observation import Worker
 from resumable_operator.decide.views import heard, members, node_gone, silent_after
@@ -14,18 +16,26 @@ NO_ROOM = "Unschedulable"  # the reason of a pod for which the scheduler has fou
 def silent_nodes(draft: Draft) -> frozenset[str]:
     """Nodes whose workers have said nothing for long, while nothing says that only an agent is gone.
 
-    Kubernetes calls such a node ready for most of a minute. Empty where all nodes are one machine.
+    Kubernetes calls such a node ready for most of a minute. Empty where all nodes are one machine, and where
+    most workers are silent: then it is the operator's own network that is suspect.
     """
     known = draft.memo("silent nodes")
     if not known:
-        workers = draft.observation.workers if draft.observation.capacity is None else ()
-        silent = {worker.node for worker in workers if _is_silent(draft, worker)}
-        agents = draft.observation.agents
-        known["nodes"] = frozenset(
-            silent - {worker.node for worker in workers if heard(agents.get(worker.name), draft.now)}
-        )
+        known["nodes"] = frozenset(_silent_nodes(draft))
     nodes: frozenset[str] = known["nodes"]
     return nodes
+
+
+def _silent_nodes(draft: Draft) -> set[str]:
+    if draft.observation.capacity is not None:
+        return set()
+    running = [worker for worker in draft.observation.workers if worker.phase == "running"]
+    silent = [worker for worker in running if _is_silent(draft, worker)]
+    if len(running) > 1 and 2 * len(silent) > len(running):
+        return set()
+    agents = draft.observation.agents
+    heard_of = {worker.node for worker in running if heard(agents.get(worker.name), draft.now)}
+    return {worker.node for worker in silent} - heard_of
 
 
 def unplaceable(draft: Draft, queued: Iterable[Worker], going: Iterable[Worker]) -> int:
@@ -39,13 +49,22 @@ def unplaceable(draft: Draft, queued: Iterable[Worker], going: Iterable[Worker])
 
 
 def _may_be_left(draft: Draft, going: Iterable[Worker]) -> bool:
-    """Some lost worker's node takes workers, as far as is known, and it has not given way to another pod."""
+    """Some lost worker's node takes workers, as far as is known, and has given its room to no other."""
     here = {worker.name for worker in draft.observation.workers}
-    nodes = {member.node for name, member in members(draft).items() if name not in here}
-    for worker in going:
-        if worker.disruption is None or worker.disruption.cause != "preempted":
-            nodes.add(worker.node)
-    return any(_takes_workers(draft, node) for node in nodes)
+    lost = [member for name, member in members(draft).items() if name not in here]
+    left = Counter(member.node for member in lost)
+    left.update(
+        worker.node for worker in going if worker.disruption is None or worker.disruption.cause != "preempted"
+    )
+    left.subtract(_retaken(draft, {member.place: member.incarnation for member in lost}))
+    return any(_takes_workers(draft, node) for node, count in left.items() if node and count > 0)
+
+
+def _retaken(draft: Draft, lost: dict[int, int]) -> Iterator[str]:
+    """Where the successors of members that have gone are; ``lost``: place -> incarnation of those."""
+    for worker in draft.observation.workers:
+        if worker.node and worker.incarnation > lost.get(worker.place, worker.incarnation):
+            yield worker.node
 
 
 def _takes_workers(draft: Draft, name: str) -> bool:
@@ -60,6 +79,6 @@ def _takes_workers(draft: Draft, name: str) -> bool:
 
 def _is_silent(draft: Draft, worker: Worker) -> bool:
     agent = draft.observation.agents.get(worker.name)
-    if worker.phase != "running" or agent is None or agent.last_heard is None or agent.refused:
+    if agent is None or agent.last_heard is None or agent.refused or knows_no_key(draft, worker.name):
         return False
     return draft.now - agent.last_heard >= silent_after(draft, worker.name)

@@ -154,6 +154,18 @@ def test_end(change: dict[str, Any], code: int | None, reason: str, message: str
             "SchedulingGated",
             "gates",
         ),
+        (
+            {
+                "node": "",
+                "status": {
+                    "nominatedNodeName": "gpu-7",
+                    "containerStatuses": [],
+                    "conditions": [condition("PodScheduled", "Unschedulable", "False", "0/3 nodes: no gpu")],
+                },
+            },
+            "Nominated",
+            "room is being made on node gpu-7: 0/3 nodes: no gpu",
+        ),
     ],
 )
 def test_what_is_waited_for(change: dict[str, Any], reason: str, message: str) -> None:

@@ -14,7 +14,6 @@ import contextlib
 import os
 import pkgutil
 import shutil
-import socket
 import sys
 import time
 import zipfile
@@ -257,9 +256,10 @@ class PreloadStarter:
 
     def _on_message(self, parent: Parent) -> None:
         """Unasked ones: how its start went, and its end."""
+        parent.control.settimeout(0)  # with a time-out Python waits that long whatever the flags are
         try:
-            message = parent.hear(socket.MSG_DONTWAIT)
-        except (BlockingIOError, socket.timeout):
+            message = parent.hear()
+        except BlockingIOError:
             return  # a request has read it meanwhile
         except OSError:
             message = {}

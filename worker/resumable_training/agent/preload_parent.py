@@ -101,13 +101,13 @@ class Parent:
             os.close(write)
             theirs.close()
 
-    def hear(self, flags: int = 0) -> Dict[str, Any]:
+    def hear(self) -> Dict[str, Any]:
         """Its next message; empty when it has ended.
 
         Raises:
             OSError: none in time.
         """
-        data = self.control.recv(MESSAGE_BYTES, flags)
+        data = self.control.recv(MESSAGE_BYTES)
         answer: Dict[str, Any] = json.loads(data) if data else {}
         self._answered = answer.get("number", self._answered)
         return answer
