@@ -131,7 +131,7 @@ def test_whoever_kills_each_of_them_does_not_make_us_busy(asked: Asked) -> None:
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("patience", [None, 3600.0])
 def test_an_answer_that_was_read_already_is_no_end(asked: Asked, patience: float | None) -> None:
-    """By the next request, after the loop had seen that there is one: nor is it waited for, as a request is."""
+    """By the next request, after the loop had seen it: nor is another waited for, as a request is."""
     asked.parent.control.settimeout(patience)
     asked.starter._on_message(asked.parent)
     assert not asked.replaced
