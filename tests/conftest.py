@@ -11,6 +11,7 @@ from hypothesis import settings
 pytest_plugins = ["bed.fixtures"]
 
 TESTS = Path(__file__).parent
+LONGEST_REPORT = 6000  # characters, of a first try
 NEEDS_TORCH = re.compile(r"^\s*(import|from) torch\b", re.MULTILINE)
 
 
@@ -58,3 +59,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.e2e)
         if item.get_closest_marker("cluster") or item.get_closest_marker("e2e"):
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What went wrong in a first try: the second one may say nothing of it."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"first try of {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext[-LONGEST_REPORT:])
