@@ -46,6 +46,12 @@ class Scenario:
         """Ranks that train afterwards."""
         return ranks // 2 if self.smaller else ranks
 
+    @property
+    def resizes(self) -> bool:
+        """Other ranks train afterwards than before, so that a step takes another time: all that an elastic
+        job is struck by."""
+        return self.leg == "elastic"
+
 
 SCENARIOS = (
     Scenario("rank", f"one rank killed, {LOST_STEPS} steps after a checkpoint", "one"),

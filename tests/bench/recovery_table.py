@@ -171,7 +171,10 @@ def at_most(what: str, results: Results, scenario: str, limit: float, side: str 
 
 
 def _bare_seconds(one: Outcome) -> float:
-    """Without the steps in it, redone ones and the new one, which are the training's own business."""
+    """Without the steps in it, redone ones and the new one, which are the training's own business.
+
+    They take as long as before the strike only where as many ranks do them.
+    """
     return math.inf if one.seconds is None else one.seconds - one.step_seconds * (1 + one.redone)
 
 
@@ -187,8 +190,9 @@ def _without_step(results: Results) -> Aim:
 def _ratios(what: str, results: Results, scenario: str, least: float, side: str = OURS) -> Iterable[Aim]:
     """Of one of ours against each restarting peer, at each number of ranks that was measured.
 
-    Steps are in it, on both sides; what the ratio is without them is told beside it, and how many were
-    redone where that is not the same.
+    Steps are in it, on both sides; what the ratio is without them is told beside it, unless the size changes:
+    then a step took another time when it was measured, before the strike. So is how many were redone where
+    that is not the same.
     """
     measured = False
     for ranks, scenarios in results.items():
@@ -199,17 +203,18 @@ def _ratios(what: str, results: Results, scenario: str, least: float, side: str 
             measured = True
             ratio = Spread.of(sides[name]).median / Spread.of(ours).median
             text = f"{what}, {least:g} x faster than {name} at {ranks} ranks"
-            yield Aim(text, _told_ratio(ratio, ours, sides[name]), ratio >= least)
+            told = _told_ratio(ratio, ours, sides[name], with_bare=not BY_NAME[scenario].resizes)
+            yield Aim(text, told, ratio >= least)
     if not measured:
         yield Aim(f"{what}, {least:g} x faster than torchrun", "", None)
 
 
-def _told_ratio(ratio: float, ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> str:
+def _told_ratio(ratio: float, ours: Sequence[Outcome], theirs: Sequence[Outcome], with_bare: bool) -> str:
     bare, redone = (
         [statistics.median(of(one) for one in side) for side in (ours, theirs)]
         for of in (_bare_seconds, lambda one: one.redone)
     )
-    told = f"{ratio:.1f} x, without the steps {bare[1] / bare[0]:.1f} x"
+    told = f"{ratio:.1f} x" + (f", without the steps {bare[1] / bare[0]:.1f} x" if with_bare else "")
     return told if redone[0] == redone[1] else f"{told} ({redone[0]:g} redone, there {redone[1]:g})"
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import cluster_cases
 import pytest
-from recovery_cases import BY_NAME, first_new, is_time, judge
+from recovery_cases import BY_NAME, SCENARIOS, first_new, is_time, judge
 
 
 def lines(*steps: tuple[float, int, int, int]) -> list[dict[str, Any]]:
@@ -55,6 +56,13 @@ def test_the_wanted_size_counts() -> None:
     steps = lines(*BEFORE, (5.0, 9, 1, 71), (9.0, 10, 2, 72))
     assert first_new(steps, struck_at=3.1, world=2) == 4
     assert first_new(steps, struck_at=3.1, world=1) == 3
+
+
+def test_which_strikes_change_the_size() -> None:
+    """Of one machine and of a cluster; a worker that is replaced leaves it as it was."""
+    scenarios = (*SCENARIOS, *cluster_cases.SCENARIOS)
+    assert {one.name for one in scenarios if one.resizes} == {"lost", "grow", "preempt", "dead"}
+    assert all(one.resizes for one in scenarios if one.smaller)
 
 
 def test_planned_changes_are_a_pause() -> None:

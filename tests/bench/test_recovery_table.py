@@ -86,6 +86,16 @@ def test_a_ratio_tells_what_is_in_it() -> None:
     ) in told
 
 
+def test_no_ratio_without_steps_where_they_take_another_time() -> None:
+    """A lost worker's steps are done by fewer ranks: what one took before is not what is in the recovery."""
+    ours, theirs = outcomes(2.0, redone=6), outcomes(49.0, redone=3)
+    told = [str(aim) for aim in aims({4: {"lost": {"rtj run": ours, "torchrun": theirs}}})]
+    assert (
+        "met          a worker gone for good, 20 x faster than torchrun at 4 ranks: "
+        "24.5 x (6 redone, there 3)"
+    ) in told
+
+
 def test_copies_in_memory_are_judged_by_name() -> None:
     """What an option reaches never stands for what ours reaches without it, nor the other way round."""
     sides = {
