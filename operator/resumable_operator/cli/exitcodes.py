@@ -25,7 +25,8 @@ MEANING = {
     USAGE: "usage error: the command line or the job's spec is wrong",
     USER_ERROR: "the job failed for an error of its own: its script, its model or its data",
     BUDGET: "the job ran out of another budget: too many failures of machines, no progress, its deadline",
-    DRAINED: "drained or suspended with everything committed: the same command line continues",
+    DRAINED: "drained or suspended with everything committed: the same command line continues"
+    " (steps that an interruption before it cost are not counted)",
     INTERNAL: "infrastructure or internal error",
     UNSAVED: "drained or suspended, but not all was saved: the same command line continues from before",
 }

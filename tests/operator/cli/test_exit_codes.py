@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -25,6 +26,7 @@ from resumable_operator.errors import (
 )
 from resumable_operator.model import JobStatus
 
+CLI_PAGE = Path(__file__).parents[3] / "docs" / "cli.md"
 ERRORS = [
     (UserError("script raised"), 3),
     (SpecError("spec.workers.min", "above max"), 2),
@@ -89,6 +91,19 @@ def test_help_documents_every_exit_code() -> None:
     output = CliRunner().invoke(cli, ["--help"]).output
     for code, meaning in exitcodes.MEANING.items():
         assert f"{code}  {meaning.split(':')[0]}" in output
+
+
+def test_a_drain_promises_nothing_of_what_was_lost_before_it() -> None:
+    """Ranks died, and before the next attempt had begun the job was stopped: 5, though steps are redone."""
+    attempt = {"number": 2, "drain_cause": "suspend", "reserved_at": 10.0, "restored": False}
+    lost = {"attempt": attempt, "step": 15, "uses_library": True}
+    status = JobStatus.model_validate({"phase": "Suspended", **lost})
+    assert for_status(status) == exitcodes.DRAINED
+    promise = "(steps that an interruption before it cost are not counted"
+    output = CliRunner().invoke(cli, ["--help"]).output
+    assert promise in " ".join(output.split())
+    (row,) = [line for line in CLI_PAGE.read_text().splitlines() if line.startswith("| `5` ")]
+    assert promise in row
 
 
 def test_kubectl_documents_the_codes_that_can_come() -> None:
