@@ -30,6 +30,7 @@ from resumable_operator.cli.report_model import (
 )
 from resumable_operator.cli.report_resumed import resumed_told
 from resumable_operator.cli.report_story import Story
+from resumable_operator.cli.standing import standing
 from resumable_operator.cli.units import byte_size, duration, percent
 from resumable_operator.words import counted
 
@@ -67,10 +68,11 @@ the checkpoints, for which a short pod may be started and deleted.
 def report_command(job: str | None, as_json: bool, html: str | None, image: str | None, place: Place) -> None:
     """Say where every second of a job went and what each interruption cost.
 
-    RUN is a run directory (`rtj run --dir RUN`); it may be running, ended or abandoned. With -n, JOB is a job
-    in a cluster. The report holds the interruptions and what was seen of each, seconds by phase (they sum to
-    the job's age), goodput and its two factors, the checkpoints and their cost, and what the save interval
-    should have been. A job's status in a cluster has no history of all saves; what would need it says so.
+    RUN is a run directory (`rtj run --dir RUN`); it may be running, ended or cut off: its `rtj run`
+    was killed. With -n, JOB is a job in a cluster. The report holds the interruptions and what was seen of
+    each, seconds by phase (they sum to the job's age), goodput and its two factors, the checkpoints and their
+    cost, and what the save interval should have been. A job's status in a cluster has no history of all
+    saves; what would need it says so.
 
     With --html it is one page that needs nothing else, with charts: phases, steps, loss and goodput over
     time, what recoveries were made of, what saves cost. It works also when the job's pods are gone: what it
@@ -124,8 +126,9 @@ def render(report: Report, console: Console) -> None:
 
 
 def _title(report: Report, console: Console) -> None:
-    line = Text.assemble((report.name, "bold"), f"  {report.phase}")
-    console.print(line + Text(f": {report.reason}" if report.reason else ""))
+    stands, reason = standing(report.phase, report.reason, report.cut_off)
+    line = Text.assemble((report.name, "bold"), f"  {stands}")
+    console.print(line + Text(f": {reason}" if reason else ""))
     again = f", {counted(report.rework_steps, 'step')} done again" if report.rework_steps else ""
     to_redo = f", {counted(report.steps_to_redo, 'step')} to redo" if report.steps_to_redo else ""
     attempts = counted(report.attempts, "attempt")

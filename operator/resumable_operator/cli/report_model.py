@@ -19,6 +19,7 @@ from resumable_operator.cli.report_resumed import Resumed, resumed_by_attempt
 from resumable_operator.cli.run_history import HistoryEvent, Lines
 from resumable_operator.cli.rundir import JobFile
 from resumable_operator.cli.save_interval import saves_told, wanted_seconds
+from resumable_operator.cli.standing import is_cut_off
 from resumable_operator.cli.units import duration
 from resumable_operator.decide import goodput as formulas
 from resumable_operator.decide.assign import interruptions, mtbf_seconds
@@ -100,6 +101,7 @@ class Report(Model):
     uid: str
     phase: str
     reason: str
+    cut_off: bool  # its `rtj run` was killed: phase and reason are its last word
     attempts: int
     size: int
     step: int
@@ -126,6 +128,7 @@ def build_report(
     now: float,
     saving: Checkpoint | None = None,
     histories: tuple[AttemptHistory, ...] = (),
+    runs: bool = True,
 ) -> Report:
     """The whole report of a job as it stands at ``now`` (seconds on the operator's clock).
 
@@ -134,6 +137,7 @@ def build_report(
         saving: ``spec.checkpoint``; an interval that is fixed there is the one that was used, another is told
             by a history alone. None: all defaults.
         histories: of this job, found beside its checkpoints; they count where ``history`` is None.
+        runs: somebody looks after it now: an `rtj run`, or a cluster.
     """
     told = list(history.items) if history is not None else noted_events(histories)
     if history is not None:
@@ -151,6 +155,7 @@ def build_report(
         uid=job.uid,
         phase=status.phase,
         reason=status.reason,
+        cut_off=is_cut_off(status, runs),
         attempts=status.attempt.number,
         size=status.size,
         step=status.step,

@@ -32,15 +32,17 @@ def tell(
     found: Sequence[AttemptHistory],
     saving: Checkpoint | None = None,
     notes: tuple[str, ...] = (),
+    runs: bool = True,
 ) -> Story:
     """The story of a job up to ``now`` (seconds on the operator's clock).
 
     Args:
         history: of all agents' events; None: none is kept.
         found: beside the checkpoints; that of an earlier job of the same name is left out.
+        runs: somebody looks after it now: an `rtj run`, or a cluster.
     """
     ours = tuple(item for item in found if item.begin.job_uid in ("", job.uid))
-    report = build_report(job, status, history, now, saving, ours)
+    report = build_report(job, status, history, now, saving, ours, runs)
     facts = gather(status, history.items if history is not None else (), ours, job.uid)
     damaged = sum(item.damaged for item in ours)
     if damaged:

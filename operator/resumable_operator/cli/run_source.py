@@ -12,7 +12,8 @@ from resumable_operator.cli.directory_store import DirectoryStore
 from resumable_operator.cli.report_model import Report, build_report
 from resumable_operator.cli.report_story import Story, tell
 from resumable_operator.cli.rundir import RunDir, moment
-from resumable_operator.cli.source import ENDED, Wanted
+from resumable_operator.cli.source import Wanted
+from resumable_operator.cli.standing import ENDED
 from resumable_operator.cli.status_model import StatusView, build_view
 from resumable_operator.errors import ResumableError
 from resumable_operator.model import JobStatus
@@ -22,41 +23,47 @@ WATCH_SECONDS = 0.5
 
 
 class RunSource:
-    """``source.JobSource`` of a run directory; works on running, ended and killed runs."""
+    """``source.JobSource`` of a run directory; works on running, ended and killed runs.
+
+    Whether somebody runs it is asked before its status is read: what is written in between is no last word.
+    """
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
 
     def view(self) -> StatusView:
-        return self._view(self._run.written_status())
+        owner = self._run.owner()
+        return self._view(self._run.written_status(), owner)
 
     def views(self) -> Iterator[StatusView]:
         """A run that is only just beginning is waited for; one that nobody goes on with is shown once."""
         while True:
-            status = self._run.status() if self._run.owner() is not None else self._run.written_status()
+            owner = self._run.owner()
+            status = self._run.status() if owner is not None else self._run.written_status()
             if status is not None:
-                view = self._view(status)
-                yield view
-                if status.phase in ENDED or view.owner is None:
+                yield self._view(status, owner)
+                if status.phase in ENDED or owner is None:
                     return
             time.sleep(WATCH_SECONDS)
 
     def report(self) -> Report:
+        runs = self._run.owner() is not None
         status = self._run.written_status()
-        now = moment(status, self._run.owner() is not None, time.time())
-        return build_report(self._run.job(), status, self._run.history(), now, self._run.spec().checkpoint)
+        now, saving = moment(status, runs, time.time()), self._run.spec().checkpoint
+        return build_report(self._run.job(), status, self._run.history(), now, saving, runs=runs)
 
     def story(self, image: str | None = None) -> Story:
+        runs = self._run.owner() is not None
         status = self._run.written_status()
-        now = moment(status, self._run.owner() is not None, time.time())
+        now = moment(status, runs, time.time())
         found: tuple[AttemptHistory, ...] = ()
         notes: tuple[str, ...] = ()
         try:
             found = self._beside_the_checkpoints()
         except ResumableError as error:
             notes = (f"The history beside the checkpoints could not be read: {error}",)
-        spec = self._run.spec()
-        return tell(self._run.job(), status, now, self._run.history(), found, spec.checkpoint, notes)
+        saving = self._run.spec().checkpoint
+        return tell(self._run.job(), status, now, self._run.history(), found, saving, notes, runs)
 
     def _beside_the_checkpoints(self) -> tuple[AttemptHistory, ...]:
         bucket = bucket_of_run(self._run.path)
@@ -70,7 +77,6 @@ class RunSource:
     def follow_logs(self, wanted: Wanted, output: IO[bytes]) -> None:
         run_logs.follow(self._run, wanted, output)
 
-    def _view(self, status: JobStatus) -> StatusView:
-        owner = self._run.owner()
+    def _view(self, status: JobStatus, owner: int | None) -> StatusView:
         now = moment(status, owner is not None, time.time())
         return build_view(self._run.job(), self._run.spec(), status, owner, now)

@@ -20,8 +20,6 @@ from resumable_training.checkpoint.prune import Plan
 from resumable_training.checkpoint.verify import Verdict
 from resumable_training.contract.codec import to_plain
 
-ENDED = ("Succeeded", "Failed", "Suspended")  # phases in which nothing more will happen by itself
-
 
 @dataclass(frozen=True)
 class Wanted:

@@ -19,7 +19,8 @@ from resumable_operator.cli.output import make_console
 from resumable_operator.cli.place import Place, PlacedCommand, cluster_options
 from resumable_operator.cli.report import is_opaque, opaque_note
 from resumable_operator.cli.report_model import Ending, sighting, steps_told
-from resumable_operator.cli.source import ENDED, JobSource
+from resumable_operator.cli.source import JobSource
+from resumable_operator.cli.standing import standing
 from resumable_operator.cli.status_model import PodLine, StatusView
 from resumable_operator.cli.units import byte_size, duration, percent
 from resumable_operator.words import counted
@@ -81,9 +82,8 @@ def _watch(source: JobSource, console: Console) -> None:
 def render(view: StatusView, lately: Lately | None = None) -> Group:
     """The page for people; lines fold at the terminal's width. ``lately``: what earlier looks tell."""
     status = view.status
-    cut_off = is_cut_off(view)
-    title = Text.assemble((view.name, "bold"), "  ", ("Cut off" if cut_off else status.phase, "bold"))
-    reason = f"its last word was {status.phase}: {status.reason}" if cut_off else status.reason
+    stands, reason = standing(status.phase, status.reason, view.cut_off)
+    title = Text.assemble((view.name, "bold"), "  ", (stands, "bold"))
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True, style="dim")
     grid.add_column(overflow="fold")
@@ -97,12 +97,6 @@ def render(view: StatusView, lately: Lately | None = None) -> Group:
     if view.last_interruption:
         parts += _interruption(view.last_interruption, view)
     return Group(*parts)
-
-
-def is_cut_off(view: StatusView) -> bool:
-    """Its `rtj run` was killed: the status is its last word, and nothing of it is so any more."""
-    over = view.status.phase in ENDED or view.status.finished_at is not None
-    return view.pods is None and view.owner is None and not over
 
 
 def _facts(view: StatusView, lately: Lately | None) -> Iterator[tuple[str, str]]:
@@ -167,12 +161,12 @@ def _attempt(view: StatusView) -> str:
     attempt = view.status.attempt
     if not attempt.number:
         return "none yet"
-    state = f"{attempt.state} when it was cut off" if is_cut_off(view) else attempt.state
+    state = f"{attempt.state} when it was cut off" if view.cut_off else attempt.state
     return f"{attempt.number} ({state}), world size {attempt.world_size}"
 
 
 def _size(view: StatusView) -> str:
-    if is_cut_off(view):
+    if view.cut_off:
         had = f"{view.status.size} when it was cut off"
         return f"0 of {counted(view.wanted_size, 'worker')}, {had}; allowed {_sizes(view.allowed_sizes)}"
     growth = f"; {view.growth}" if view.growth else ""

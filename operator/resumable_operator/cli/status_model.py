@@ -12,6 +12,7 @@ from resumable_operator.cli.report_model import (
 )
 from resumable_operator.cli.rundir import JobFile
 from resumable_operator.cli.save_interval import saves_told
+from resumable_operator.cli.standing import is_cut_off
 from resumable_operator.cli.units import duration
 from resumable_operator.decide.assign import gpus_per_worker
 from resumable_operator.model import Budget, JobSpec, JobStatus, Model
@@ -42,6 +43,7 @@ class StatusView(Model):
     at: float  # seconds since the epoch; what the rest holds for
     owner: int | None  # process id of the `rtj run` that runs it; None also in a cluster
     pods: tuple[PodLine, ...] | None  # None: it runs without a cluster
+    cut_off: bool  # its `rtj run` was killed: the status is its last word
     notes: tuple[str, ...]  # what a reader of the status must know
     wanted_size: int
     allowed_sizes: tuple[int, ...]
@@ -75,6 +77,7 @@ def build_view(
         at=now,
         owner=owner,
         pods=pods,
+        cut_off=is_cut_off(status, runs=owner is not None or pods is not None),
         notes=notes,
         wanted_size=spec.workers.replicas,
         allowed_sizes=spec.workers.allowed_sizes(),

@@ -9,7 +9,7 @@ import pytest
 from job_objects import CREATED, in_phase, stored_job, worker_pod
 from run_samples import BEGIN, LEDGER, STATUS
 
-from resumable_operator.cli.cluster_views import report_of, view_of
+from resumable_operator.cli.cluster_views import report_of, story_of, view_of
 from resumable_operator.cli.jobs import cells
 from resumable_operator.cluster.kube_objects import seconds
 from resumable_operator.errors import SpecError
@@ -155,6 +155,14 @@ def test_watching_ends_when_the_job_is_deleted(cluster, rtj, monkeypatch: pytest
 
 
 # ---- report --------------------------------------------------------------------------------------------
+
+
+def test_no_job_in_a_cluster_is_cut_off() -> None:
+    """The operator may be away and its pods gone: it is looked after all the same."""
+    job = stored_job(TOLD)
+    assert not view_of(job, [], NOW).cut_off
+    assert not report_of(job, NOW).cut_off
+    assert not story_of(job, NOW, ()).report.cut_off
 
 
 def test_the_report_takes_costs_from_the_newest_save() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -71,6 +73,39 @@ def test_a_run_that_goes_on_is_told_as_it_is(run, rtj) -> None:
         "3 of 3 workers; allowed 1-4",
     ):
         assert text in output
+
+
+@pytest.mark.parametrize(
+    ("changes", "owned", "cut_off"),
+    [
+        pytest.param({}, False, True, id="killed"),
+        pytest.param({}, True, False, id="running"),
+        pytest.param({"phase": "Suspended"}, False, False, id="drained"),
+        pytest.param({"phase": "Failed", "finished_at": BEGIN + 100}, False, False, id="ended"),
+    ],
+)
+def test_how_a_run_stands_is_told_alike_everywhere(
+    run, rtj, changes: dict[str, Any], owned: bool, cut_off: bool
+) -> None:
+    """By status, report and page; for programs the phase is as stored, and beside it whether it holds."""
+    status = STATUS.model_copy(update=changes)
+    run.status(status)
+    stands = f"its last word was {status.phase}: {status.reason}" if cut_off else status.reason
+    word = "Cut off" if cut_off else status.phase
+    with run.owned() if owned else nullcontext():
+        for command in COMMANDS:
+            assert f"train  {word}: {stands}\n" in rtj(command, run.path, columns=200).output
+        assert re.search(f">{word}</span> {stands}<", rtj("report", run.path, "--html", "-").output)
+        view, report = (json.loads(rtj(command, run.path, "--json").output) for command in COMMANDS)
+    assert (view["status"]["phase"], view["cutOff"]) == (status.phase, cut_off)
+    assert (report["phase"], report["reason"], report["cutOff"]) == (status.phase, status.reason, cut_off)
+
+
+def test_what_was_cut_off_without_a_reason_has_none(run, rtj) -> None:
+    """Nothing had been said yet."""
+    run.status(JobStatus())
+    for command in COMMANDS:
+        assert "train  Cut off: its last word was Pending\n" in rtj(command, run.path).output
 
 
 def test_what_will_not_be_recovered_is_not_awaited(run, rtj) -> None:

@@ -31,6 +31,7 @@ from resumable_operator.cli.report_model import (
     waits_told,
 )
 from resumable_operator.cli.report_resumed import resumed_told
+from resumable_operator.cli.standing import standing
 from resumable_operator.cli.units import byte_size, duration
 from resumable_operator.cli.units import percent as share_text
 from resumable_operator.words import counted
@@ -51,9 +52,10 @@ def section(identity: str, title: str, *content: Content) -> Html:
 
 def header(report: Report, written: str) -> Html:
     """Who, how it stands, the verdict, and the few numbers that everybody asks for."""
-    tone = _TONES.get(report.phase, "busy")
+    stands, reason = standing(report.phase, report.reason, report.cut_off)
+    tone = _TONES.get(stands, "busy")
     name = tag("p", tag("span", report.namespace, " /", class_="soft"), " ", report.name, class_="name")
-    state = tag("p", tag("span", report.phase, class_=f"state {tone}"), " ", report.reason, class_="standing")
+    state = tag("p", tag("span", stands, class_=f"state {tone}"), " ", reason, class_="standing")
     return tag(
         "header",
         tag("div", name, tag("p", written, class_="written"), class_="line"),
