@@ -358,7 +358,9 @@ class Recovery(SpecModel):
         description="Longest wait for full size before training goes on smaller (not below min).",
     )
     grow_cooldown_seconds: Seconds = Field(
-        default=300.0, description="Shortest time between two growths; each costs a restart."
+        default=300.0,
+        description="Shortest time from the last start or restart of the ranks, whatever its reason, to a "
+        "growth, which costs another restart.",
     )
     forming_timeout_seconds: Seconds = Field(
         default=600.0,

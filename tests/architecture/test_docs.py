@@ -187,5 +187,17 @@ def test_every_field_of_the_spec_is_documented() -> None:
     assert wrong == {}
 
 
+def test_what_a_cool_down_counts_from_is_said_alike() -> None:
+    """In the CRD, in docs/job.md and in the help of `rtj run`: any start of the ranks, not only a growth."""
+    recovery = JobSpec.model_fields["recovery"].default
+    field = type(recovery).model_fields["grow_cooldown_seconds"]
+    (option,) = [one for one in _commands()["run"].params if one.name == "grow_cooldown"]
+    assert isinstance(option, click.Option)
+    lines = (ROOT / "docs" / "job.md").read_text().splitlines()
+    (row,) = [line for line in lines if line.startswith("| `recovery.growCooldownSeconds` ")]
+    for text in (field.description, option.help, row):
+        assert "from the last start or restart of the ranks" in str(text)
+
+
 def _yaml(value: float) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}"

@@ -87,7 +87,8 @@ Ctrl-C commits a checkpoint and stops; the same command line continues from ther
 @click.option("--shrink-after", type=click.FloatRange(min=0),
               help="Longest wait for a lost worker before going on smaller. Default: 30.")  # fmt: skip
 @click.option("--grow-cooldown", type=click.FloatRange(min=0),
-              help="Shortest time between two growths, in seconds. Default: 300.")  # fmt: skip
+              help="Shortest time from the last start or restart of the ranks to a growth, in seconds."
+                   " Default: 300.")  # fmt: skip
 @click.option("--hang-seconds", type=click.FloatRange(min=0),
               help="No progress this long, outside of known phases, is a hang. Default: 300.")  # fmt: skip
 @click.option(

@@ -48,11 +48,15 @@ def _worth_it(draft: Draft, size: int, larger: int) -> str | None:
 
 
 def _cooled_down(draft: Draft, _size: int, _larger: int) -> str | None:
+    """Counted from the ranks' last start, whatever it was for: a growth costs another one."""
     started = draft.attempt.running_at if draft.attempt.running_at is not None else draft.now
     since = max(started, draft.status.last_grow_at or started)
     until = since + draft.spec.recovery.grow_cooldown_seconds
     draft.wake(until)
-    return None if draft.now >= until else f"cooling down for {draft.spec.recovery.grow_cooldown_seconds:g} s"
+    if draft.now >= until:
+        return None
+    what = "last restart" if draft.attempt.number > 1 else "start"
+    return f"cooling down for {draft.spec.recovery.grow_cooldown_seconds:g} s since the {what}"
 
 
 def _batch_complete(draft: Draft, _size: int, larger: int) -> str | None:

@@ -84,7 +84,29 @@ def test_what_keeps_a_job_small_is_told() -> None:
     assert world.job.status.reason == "attempt 2 is running with 2 workers"
     world.capacity = 3
     world.run(3.0)
-    assert world.job.status.reason == "could grow from 2 to 3 workers: cooling down for 30 s"
+    why = "cooling down for 30 s since the last restart"
+    assert world.job.status.reason == f"could grow from 2 to 3 workers: {why}"
+
+
+def test_a_job_that_started_small_cools_down_since_its_start() -> None:
+    """It has not restarted yet."""
+    world = running(capacity=2, growCooldownSeconds=60.0, shrinkAfterSeconds=0.0)
+    world.capacity = 3
+    world.run(3.0)
+    assert world.job.status.attempt.number == 1
+    assert world.job.status.reason == "could grow from 2 to 3 workers: cooling down for 60 s since the start"
+
+
+def test_any_restart_begins_the_cool_down_anew() -> None:
+    """The time counts from when the ranks were last started, not from the last growth."""
+    world = running(capacity=2, growCooldownSeconds=20.0, shrinkAfterSeconds=0.0)
+    world.run(15.0)
+    world.kill_rank("train-1-1", 1)
+    world.capacity = 3
+    world.run(15.0)
+    assert (world.job.status.attempt.number, world.job.status.size) == (2, 2)
+    world.run(15.0)
+    assert world.job.status.size == 3
 
 
 def test_a_recovery_that_was_suspended_did_not_take_that_long() -> None:
