@@ -49,7 +49,8 @@ def _require_running(run: RunDir) -> None:
 @click.command("fault", epilog=EPILOG)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("fault", type=click.Choice(list(FAULTS)), metavar="FAULT")
-@click.option("--worker", help="Name of the worker. Default: the last one that runs.")
+@click.option("--worker",
+              help="Name of the worker. Default: the last that holds ranks, or else the last.")  # fmt: skip
 @click.option("--rank", type=click.IntRange(min=0), help="kill-rank, hang: which rank. Default: the last.")
 @click.option("--grace", type=SECONDS, help="preempt: seconds of notice. Default: 30.")
 @click.option("--seconds", type=SECONDS, help="cut-network: how long. Default: 10.")

@@ -34,7 +34,10 @@ LONGEST_SECONDS = 1e6
 
 @dataclass(frozen=True)
 class Fault:
-    """One wish. ``worker`` and ``rank`` None: the last one that runs."""
+    """One wish.
+
+    ``worker`` None: the last one that holds ranks, or else the last that runs; ``rank`` None: the last.
+    """
 
     fault: str
     worker: str | None = None
@@ -137,12 +140,18 @@ class Faults:
             staying = [worker for worker in running if worker.disruption is None and not worker.deleting]
             if not staying:
                 raise UserError("no worker runs now")
-            return staying[-1]
+            members = self._members()
+            return next((worker for worker in reversed(staying) if worker.name in members), staying[-1])
         named = [worker for worker in running if worker.name == fault.worker]
         if not named:
             names = ", ".join(worker.name for worker in running) or "none"
             raise UserError(f"no worker {fault.worker} runs now; running: {names}")
         return named[0]
+
+    def _members(self) -> set[str]:
+        """Of the newest attempt: a spare is none, and to break it would break nothing."""
+        job = self._cluster.store.job()
+        return {member.worker for member in job.status.attempt.members} if job else set()
 
     def _signal_rank(self, fault: Fault, number: signal.Signals, done: str) -> Outcome:
         worker, rank, process = self._rank(fault)
