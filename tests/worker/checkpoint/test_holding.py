@@ -267,3 +267,37 @@ def test_copies_end_where_saves_become_synchronous(tmp_path: Path, monkeypatch: 
     assert not engine.can_copy
     assert not engine.copy(state, Reached(2, 16))
     assert save(engine, 3, state).ok
+
+
+@pytest.mark.parametrize("copies", [2, 1])
+def test_a_save_that_failed_leaves_the_copy_before_it_until_the_next_is_whole(
+    copies: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was copied over the newer of the two, or beside the only one; the next goes there as well."""
+    monkeypatch.setenv(env.KEEPER, str(tmp_path / "nobody"))
+    engine, state = Job(tmp_path / "store", host="127.0.0.1").engine(1), make_state(1.0)
+    engine.restore(make_state())
+    eventually(lambda: engine.copy(state, Reached(1, 8)))
+    assert all(engine.copy(state, Reached(step, 8 * step)) for step in range(2, copies + 1))
+    (tmp_path / "store" / "step-00000003.1").write_bytes(b"in the way")
+    save(engine, 3, state)
+    saved = engine.wait()
+    assert saved is not None
+    assert not saved.ok
+    eventually(lambda: engine.free_to_copy)
+    assert found(engine) == [1]
+    with monkeypatch.context() as patch:
+        patch.setattr(Snapshot, "copied", lambda _: False)  # GPUs are at it
+        assert engine.copy(state, Reached(4, 32))
+        assert found(engine) == [1]
+    eventually(lambda: engine.free_to_copy)
+    assert found(engine) == [1, 4]
+    engine.close()
+
+
+def found(engine: Any) -> list[int]:
+    """Steps of the copies that a writer would find."""
+    saver = engine._saver
+    pairs = zip(saver._copies._letters, saver._snapshot.arenas.items(), strict=False)
+    looked = [held(letter.descriptor, one.descriptor, one.bytes) for letter, (_, one) in pairs]
+    return sorted(message["manifest"]["step"] for message in looked if message is not None)

@@ -550,6 +550,8 @@ class AsynchronousSaver:
             self._superseded = message["message"]
         if message["ok"]:
             self._copies.saved()
+        else:
+            self._copies.failed()
         self._last = replace(
             flight.report,
             ok=message["ok"],

@@ -89,6 +89,16 @@ class Copies:
         self.drop()
         self.whole_in = self._snapshot.number
 
+    def failed(self) -> None:
+        """A save was not stored: what was held where it was copied to is gone, and the copy before counts."""
+        number = self._snapshot.number
+        if self.sure_in == number:
+            self.sure_in = None
+        if self.held_in == number:
+            self.held_in = self.sure_in
+        if self.whole_in == number:
+            self.whole_in = self.held_in
+
     def drop(self) -> None:
         """Neither what is held nor what would be is to be stored."""
         self._message = self.held_in = self.sure_in = None
