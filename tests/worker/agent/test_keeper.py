@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import tempfile
@@ -137,11 +138,19 @@ async def test_strangers_are_turned_away(home: Home, changes: dict[str, Any]) ->
 
 
 async def test_nonsense_is_turned_away(home: Home) -> None:
-    """Bytes that are no message, and an endless one before hello."""
-    for data in (b"\0\0\0\2[]", b"\xff" * 8000):
+    """Bytes that are no message, an endless one before hello, and numbers that are none."""
+    numbers = (b'"pid": 1e999', b'"pid": %s' % (b"9" * 30), b'"pid": NaN')
+    hellos = [json.dumps(home.hello()).encode().replace(b'"pid": %d' % home.rank.pid, one) for one in numbers]
+    for data in (b"[]", b"[" * 100_000, *hellos):
         client = Client(home)
-        client.socket.send(data)
+        client.socket.setblocking(True)
+        client.socket.sendall(len(data).to_bytes(4, "big") + data)
+        client.socket.setblocking(False)
         await client.ended()
+    client = Client(home)
+    client.socket.send(b"\xff" * 8000)
+    await client.ended()
+    assert home.keeper.pids() == []
 
 
 async def test_what_is_in_flight_may_land(home: Home) -> None:

@@ -72,8 +72,10 @@ async def test_messages_both_ways(opened: Link) -> None:
         {**HELLO, "rank": 7},
         {**HELLO, "rank": "0"},
         {**HELLO, "pid": 2**22 + 1},
+        {**HELLO, "pid": 10**30},
         b"nonsense\n",
         b"[]\n",
+        b"[" * 50_000 + b"\n",
     ],
 )
 async def test_strangers_are_turned_away(opened: Link, first: object) -> None:
@@ -100,7 +102,14 @@ async def _assert_turned_away(opened: Link, first: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [b"nonsense\n", b'{"kind": "dance"}\n', b'"' + b"x" * 200_000 + b'"\n', b"\xff\n"]
+    "bad",
+    [
+        b"nonsense\n",
+        b'{"kind": "dance"}\n',
+        b'"' + b"x" * 200_000 + b'"\n',
+        b"\xff\n",
+        b'{"kind":' * 5_000 + b"\n",
+    ],
 )
 async def test_one_bad_message_is_not_the_end(opened: Link, bad: bytes) -> None:
     """It is lost with a warning; the rank can still be asked to drain."""
@@ -113,9 +122,10 @@ async def test_one_bad_message_is_not_the_end(opened: Link, bad: bytes) -> None:
     writer.close()
 
 
-async def test_not_a_number_becomes_null(opened: Link) -> None:
+@pytest.mark.parametrize("number", [b"NaN", b"-Infinity", b"1e999"])
+async def test_not_a_number_becomes_null(opened: Link, number: bytes) -> None:
     """What Python writes for NaN must not break the agent's own stream."""
-    _, writer = await opened.connect(HELLO, b'{"kind": "warning", "message": NaN}\n')
+    _, writer = await opened.connect(HELLO, b'{"kind": "warning", "message": %s}\n' % number)
     while len(opened.heard) < 2:
         await asyncio.sleep(0.01)
     assert opened.heard[1]["message"] is None

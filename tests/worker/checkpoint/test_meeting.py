@@ -483,8 +483,33 @@ def test_what_was_overheard_is_of_no_use(meet: Any) -> None:
         assert Inbox(first).receive() == {"kind": "write"}
 
 
+def framed(said: bytes) -> bytes:
+    return len(said).to_bytes(4, "big") + said
+
+
 @pytest.mark.parametrize(
-    "said", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 300, b"\0\0\0\2[]", b"\0\0\0\2{}", b"\0\0\0\3abc"]
+    "said",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 300,
+        framed(b"[]"),
+        framed(b"{}"),
+        framed(b"abc"),
+        framed(b""),
+        framed(b"null"),
+        framed(b"NaN"),
+        framed(b'"\xff"'),
+        framed(b"[" * 4_000),
+        framed(b'{"":' * 1_010),
+        framed(b"[" * 100_000),
+        framed(b'{"kind": []}'),
+        framed(b'{"kind": "hello"}'),
+        framed(b'{"kind": "hello", "rank": 1e999, "flight": 1}'),
+        framed(b'{"kind": "hello", "rank": 1, "flight": -Infinity}'),
+        framed(b'{"kind": "hello", "rank": NaN, "flight": 1}'),
+        framed(b'{"kind": "hello", "rank": {}, "flight": 1}'),
+        framed(b'{"kind": "hello", "rank": %s, "flight": 1}' % (b"9" * 5000)),
+        framed(b'{"kind": "hello", "rank": 1, "flight": 1, "proof": "\\ud800"}'),
+    ],
 )
 def test_strangers_are_sent_away(meet: Any, said: bytes) -> None:
     """A port scanner, or a writer of another attempt: neither joins, and the meeting goes on."""

@@ -115,6 +115,12 @@ def test_json_that_nobody_could_use(text: str) -> None:
             plain_from_json(data)
 
 
+def test_a_tower_is_no_message() -> None:
+    """Nor does it end whoever reads it."""
+    with pytest.raises(ContractError, match="not valid JSON"):
+        from_json(Limits, b"[" * 100_000)
+
+
 def test_json_that_is_well() -> None:
     """Numbers up to 64 bits, and characters outside of 16 bits, also when they are written as two."""
     assert plain_from_json('{"a": [9223372036854775807, -1.5e300, "\\ud83d\\ude00"]}') == {

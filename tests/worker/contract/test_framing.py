@@ -47,6 +47,16 @@ def test_one_that_is_gone_gets_nothing() -> None:
         send(ours, {"kind": "save"})
 
 
+@pytest.mark.parametrize("said", [b"", b"[]", b"null", b"{", b"\xff", b"[" * 4_000, b'{"":' * 1_010])
+def test_what_is_no_object_is_one_kind_of_error(said: bytes) -> None:
+    """Whoever sent it, and however deep it is."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(len(said).to_bytes(4, "big") + said)
+        with pytest.raises(ValueError):
+            Inbox(theirs).receive()
+
+
 def test_a_message_that_does_not_fit_at_once() -> None:
     """Its rest follows while the other end reads, and an end in its middle is an error."""
     ours, theirs = socket.socketpair()

@@ -159,7 +159,7 @@ class Keeper:
                     self._welcome(peer, message)
                 else:
                     self._handle(peer, message)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
             self._say("a process that spoke to the keeper is not understood: %r" % error)
             self._gone(peer)
             return
@@ -330,5 +330,5 @@ def _listen(path: str) -> socket.socket:
 def _session(pid: int) -> Optional[int]:
     try:
         return os.getsid(pid)
-    except OSError:
+    except (OSError, OverflowError):
         return None

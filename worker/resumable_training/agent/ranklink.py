@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import select
 from dataclasses import dataclass
@@ -128,10 +129,18 @@ class RankLink:
 
 
 def _parse(line: bytes) -> Dict[str, Any]:
-    message = json.loads(line, parse_constant=lambda _: None)  # NaN is no JSON and could not be sent on
+    try:  # what is no finite number is no JSON and could not be sent on
+        message = json.loads(line, parse_float=_finite, parse_constant=lambda _: None)
+    except RecursionError as error:
+        raise ValueError("nested so deeply that nobody meant it") from error
     if not isinstance(message, dict) or message.get("kind") not in rankwire.FROM_RANK:
         raise ValueError("unknown message %r" % line[:80])
     return message
+
+
+def _finite(text: str) -> Optional[float]:
+    number = float(text)
+    return number if math.isfinite(number) else None
 
 
 def _name(link: Optional[_Link]) -> str:
@@ -141,7 +150,7 @@ def _name(link: Optional[_Link]) -> str:
 def _session(pid: int) -> Optional[int]:
     try:
         return os.getsid(pid)
-    except OSError:
+    except (OSError, OverflowError):
         return None
 
 

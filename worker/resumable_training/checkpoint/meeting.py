@@ -259,7 +259,7 @@ class Host:
             try:
                 for message in guest.inbox.waiting():
                     self._take(guest, message)
-            except (ValueError, KeyError, TypeError):  # not one of us
+            except (ValueError, KeyError, TypeError, OverflowError):  # not one of us
                 self._gone(guest)
             if guest.inbox.closed or (guest.rank < 0 and guest.inbox.pending > _STRANGERS_BYTES):
                 self._gone(guest)
@@ -269,7 +269,7 @@ class Host:
         if message["kind"] == HELLO:
             self._welcome(guest, message)
         elif guest not in self._guests:
-            return
+            self._gone(guest)
         elif message["kind"] == ENDED:
             self._has_ended(guest, message)
             self._tell(guest, {"kind": HEARD})  # one that hangs up before may not be heard
@@ -433,7 +433,10 @@ class Guest:
             raise HostGone(_HOST_GONE) from error
 
     def _hear(self) -> Message:
-        message = self._inbox.receive()
+        try:
+            message = self._inbox.receive()
+        except ValueError as error:  # somebody else is there
+            raise HostGone(_HOST_GONE) from error
         if message is None:
             raise HostGone(_HOST_GONE)
         return message

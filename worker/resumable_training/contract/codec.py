@@ -45,7 +45,7 @@ def from_json(kind: Type[T], data: bytes) -> T:
     """
     try:
         plain = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ContractError("not valid JSON: %s" % error) from error
     return from_plain(kind, plain)
 

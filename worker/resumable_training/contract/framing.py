@@ -32,7 +32,10 @@ def send(to: socket.socket, message: Message, descriptors: Sequence[int] = ()) -
 
 
 class Inbox:
-    """The reading end of a socket."""
+    """The reading end of a socket.
+
+    Whatever comes there, who reads it gets JSON objects, or a ValueError and nothing more.
+    """
 
     def __init__(self, source: socket.socket) -> None:
         self._source = source
@@ -82,6 +85,16 @@ class Inbox:
         end = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
         if len(self._buffer) < end:
             return None
-        message: Message = json.loads(self._buffer[_LENGTH.size : end])
+        message = _parse(self._buffer[_LENGTH.size : end])
         del self._buffer[:end]
         return message
+
+
+def _parse(data: bytearray) -> Message:
+    try:
+        plain = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("nested so deeply that nobody meant it") from error
+    if not isinstance(plain, dict):
+        raise ValueError("no object")
+    return plain
