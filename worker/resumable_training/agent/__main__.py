@@ -29,6 +29,7 @@ from resumable_training.agent.outlet import Outlet
 from resumable_training.agent.output import OutputPump
 from resumable_training.agent.preload import PreloadStarter
 from resumable_training.agent.ranks import RankStarter
+from resumable_training.agent.trackers import Trackers
 from resumable_training.contract import env
 from resumable_training.contract.assignment import AgentSpec
 from resumable_training.contract.codec import from_json
@@ -110,11 +111,12 @@ def _run(
     end_leftovers(spec, say)
     guard = GuardProcess(temporary)
     keeper = Keeper(str(temporary / "keeper.sock"), guard.remove, say)
+    trackers = Trackers(guard.remove)
 
     def context(agent: Agent) -> Context:
         pump = OutputPump(outlet, agent.warn_from_thread, spec.log_bytes)
         starts = starter or PreloadStarter(spec, temporary, pump, guard, agent.warn, say)
-        return Context(spec, starts, pump, guard, agent.emit, temporary, keeper, reap_seconds)
+        return Context(spec, starts, pump, guard, agent.emit, temporary, keeper, trackers, reap_seconds)
 
     async def run() -> int:
         return await Agent(spec, gate.boot_id, gate, context, say).run()

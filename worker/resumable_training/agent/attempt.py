@@ -284,6 +284,8 @@ class Attempt:
             self._pending = outcome
         for rank in self.alive:
             rank.kill(self._context.starter)
+        if self.alive:
+            reap.kill_groups({rank.started.pid for rank in self.alive})
         asyncio.get_running_loop().call_later(self._context.reap_seconds, self._give_up)
 
     def _give_up(self) -> None:
@@ -441,13 +443,16 @@ class Attempt:
         held = self._context.keeper.end(self.number, sessions)
         held |= {rank.started.pid for rank in self.ranks if rank.abandoned}
         on_gpus: Set[int] = set()
+        trackers: List[int] = []
         for _ in range(_LEFTOVER_TURNS):
             keep = [*self._context.guard.keep(), *self._context.keeper.pids(), *held]  # there may be new ones
             if gpus.present():
                 on_gpus.update(gpus.holders(sessions, keep))  # now: a dying one shows no open files
-            if not reap.kill_leftovers(sessions, keep):
+            killed, trackers = reap.kill_leftovers(sessions, keep)
+            if not killed:
                 break
             await asyncio.sleep(0.01)
+        held |= self._context.trackers.see_off(trackers, sessions - held)
         await self._await_gpus(on_gpus)
         self._link.close()
         for rank in self.ranks:

@@ -9,6 +9,7 @@ from typing import Any, Callable, List, Protocol
 from resumable_training.agent.keeper import Keeper
 from resumable_training.agent.output import OutputPump
 from resumable_training.agent.ranks import RankStarter
+from resumable_training.agent.trackers import Trackers
 from resumable_training.contract.assignment import AgentSpec
 
 REAP_SECONDS = 5.0  # a rank that SIGKILL has not ended by then makes its worker unfit
@@ -37,4 +38,5 @@ class Context:
     emit: Callable[[str, int, Any], None]
     socket_directory: Path
     keeper: Keeper
+    trackers: Trackers
     reap_seconds: float = REAP_SECONDS

@@ -100,6 +100,7 @@ class Agent:
         ended = self._loop.create_task(self._end_ranks(events.STOPPED))
         await asyncio.wait([ended], timeout=REAP_SECONDS + FLUSH_SECONDS)
         await self._server.flush(FLUSH_SECONDS)
+        await self._context.trackers.ended()
 
     def _watch_process(self) -> None:
         """Signals and the lifeline."""

@@ -14,6 +14,7 @@ import contextlib
 import os
 import pkgutil
 import shutil
+import signal
 import sys
 import time
 import zipfile
@@ -134,7 +135,7 @@ class PreloadStarter:
         return started
 
     def kill(self, started: StartedRank) -> None:
-        reap.kill_session(started.pid)
+        reap.send(started.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End the parent; ranks that came from it are the agent's children."""

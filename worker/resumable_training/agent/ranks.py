@@ -89,7 +89,7 @@ class RankStarter(Protocol):
         ...
 
     def kill(self, started: StartedRank) -> None:
-        """SIGKILL the rank, which has not been reaped, and its process group."""
+        """SIGKILL the rank, which has not been reaped; of the others in its group ``reap`` takes care."""
         ...
 
 
@@ -120,7 +120,7 @@ class ColdStarter:
             yield start_cold(plan)
 
     def kill(self, started: StartedRank) -> None:
-        reap.kill_session(started.pid)
+        reap.send(started.pid, signal.SIGKILL)
 
 
 def start_cold(plan: RankPlan) -> StartedRank:

@@ -13,6 +13,7 @@ import signal
 import sys
 from typing import Iterable, List, Set, Tuple
 
+from resumable_training.agent.guard import is_tracker
 from resumable_training.agent.procfs import all_processes, read_process
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -52,6 +53,16 @@ def kill_session(leader: int) -> None:
     kill_group(leader)
 
 
+def kill_groups(leaders: Set[int]) -> None:
+    """SIGKILL who else is in the groups of ranks that were killed, but for what tidies up after them."""
+    if sys.platform != "linux":  # no way to tell them apart
+        for leader in leaders:
+            kill_group(leader)
+    for process in all_processes():
+        if process.group in leaders and process.pid not in leaders and not is_tracker(process.pid):
+            send(process.pid, signal.SIGKILL)
+
+
 def kill_group(leader: int) -> None:
     """SIGKILL a process group, if there is one of that number."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # gone, or zombies ("permission", macOS)
@@ -80,12 +91,17 @@ def leftovers(sessions: Set[int], keep: Iterable[int]) -> List[int]:
     ]
 
 
-def kill_leftovers(sessions: Set[int], keep: Iterable[int]) -> int:
-    """SIGKILL what ranks left behind; how many there were. Killing may orphan more: call until it is 0."""
+def kill_leftovers(sessions: Set[int], keep: Iterable[int]) -> Tuple[int, List[int]]:
+    """SIGKILL what ranks left behind; how many there were. Killing may orphan more: call until it is 0.
+
+    The second value: those that tidy up after them (``trackers``), which are not killed here.
+    """
     if sys.platform != "linux":  # no way to list them: the groups that bear the ranks' numbers
         for leader in sessions:
             kill_group(leader)
-    return sum(send(pid, signal.SIGKILL) for pid in leftovers(sessions, keep))
+    found = leftovers(sessions, keep)
+    spared = [pid for pid in found if is_tracker(pid)]
+    return sum(send(pid, signal.SIGKILL) for pid in found if pid not in spared), spared
 
 
 def kill_recorded(pid: int, ticks: int) -> bool:
