@@ -548,10 +548,7 @@ class AsynchronousSaver:
         self._flight = None
         if message.get("superseded"):
             self._superseded = message["message"]
-        if message["ok"]:
-            self._copies.saved()
-        else:
-            self._copies.failed()
+        self._copies.landed(ok=message["ok"])
         self._last = replace(
             flight.report,
             ok=message["ok"],

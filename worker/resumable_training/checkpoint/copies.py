@@ -84,14 +84,16 @@ class Copies:
         """What is being copied is not to be held: a save is begun instead."""
         self._message = None
 
-    def saved(self) -> None:
-        """The newest copy was a save's, and is a checkpoint by now: what was held before is older."""
-        self.drop()
-        self.whole_in = self._snapshot.number
+    def landed(self, *, ok: bool) -> None:
+        """The newest copy was a save's, and ``ok``: is a checkpoint by now: what was held before is older.
 
-    def failed(self) -> None:
-        """A save was not stored: what was held where it was copied to is gone, and the copy before counts."""
+        Else what was held where the save was copied to is gone, and the copy before that one counts.
+        """
         number = self._snapshot.number
+        if ok:
+            self.drop()
+            self.whole_in = number
+            return
         if self.sure_in == number:
             self.sure_in = None
         if self.held_in == number:
