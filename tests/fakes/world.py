@@ -509,9 +509,18 @@ class World:
     def _rank(self, agent: FakeAgent) -> int:
         return agent.assignment.member().first_rank if agent.assignment else -1
 
-    def _rank_exit(self, agent: FakeAgent, code: int, peer: bool = False, tail: tuple[str, ...] = ()) -> None:
+    def _rank_exit(
+        self,
+        agent: FakeAgent,
+        code: int,
+        peer: bool = False,
+        tail: tuple[str, ...] = (),
+        in_loop: bool = False,
+    ) -> None:
         asked = agent.state == "draining"
-        exit_ = RankExit(self._rank(agent), code, own=True, peer_suspect=peer, tail=tail, asked=asked)
+        exit_ = RankExit(
+            self._rank(agent), code, own=True, peer_suspect=peer, tail=tail, asked=asked, in_loop=in_loop
+        )
         self._log(agent, events.RANK_EXITED, to_plain(exit_))
 
     def _all_end(self, running: list[FakeAgent], code: int, outcome: str) -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 from resumable_operator.decide.conditions import set_if_known
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.failure import first_witness
-from resumable_operator.decide.room import silent_nodes
+from resumable_operator.decide.silence import silent_nodes
 from resumable_operator.decide.views import members
 from resumable_operator.model import Evidence
 
 TROUBLES = 2  # failures on one node within the window
 WINDOW_SECONDS = 3600.0
 AVOID_SECONDS = 3600.0
-MOST_NODES = 64  # kept in status, and silent ones in a pod
+MOST_NODES = 64  # kept in status, and silent or leaving ones in a pod
+_MOST_NAMES = 16  # in a condition
 _NOT_ITS_FAULT = ("preempted", "evicted", "numeric")
 _OF_THE_MACHINE = (  # said by a script that ends with an exit code as for an error of its own
     "uncorrectable ECC",
@@ -69,7 +70,9 @@ def note_trouble(draft: Draft, node: str) -> None:
 def avoid_node(draft: Draft, node: str, why: str) -> None:
     """Place nothing on ``node`` for a while if there is another."""
     known = draft.status.avoided
-    draft.set(avoided={**known, node: draft.now + AVOID_SECONDS})
+    all_of_them = {**known, node: draft.now + AVOID_SECONDS}
+    newest = sorted(all_of_them, key=lambda name: all_of_them[name])[-MOST_NODES:]
+    draft.set(avoided={name: all_of_them[name] for name in newest})
     draft.reserve()
     if node not in known:
         text = f"{node} gets new workers only if there is no other for {AVOID_SECONDS / 60:.0f} min: {why}"
@@ -77,10 +80,18 @@ def avoid_node(draft: Draft, node: str, why: str) -> None:
 
 
 def avoided(draft: Draft) -> tuple[str, ...]:
-    """Nodes to avoid now, by name: also that of an ending which is not settled yet, and silent ones."""
+    """Nodes to avoid now, by name: also that of an ending which is not settled yet, silent ones, and those
+    that are about to go: a pod that tolerates everything would come to them again and again."""
     known = {node for node, until in draft.status.avoided.items() if draft.now < until}
-    silent = sorted(silent_nodes(draft) - known)[:MOST_NODES]
-    return tuple(sorted(known.union(_about_to_be(draft), silent)))
+    others = sorted((silent_nodes(draft) | _leaving(draft)) - known)[:MOST_NODES]
+    return tuple(sorted(known.union(_about_to_be(draft), others)))
+
+
+def _leaving(draft: Draft) -> set[str]:
+    """As far as workers are there. A cordoned one is left where that drains it."""
+    drains = draft.spec.recovery.drain_on_cordon
+    nodes = draft.observation.nodes.values() if draft.observation.capacity is None else ()
+    return {node.name for node in nodes if node.notice_deadline is not None or (drains and node.cordoned)}
 
 
 def _about_to_be(draft: Draft) -> set[str]:
@@ -99,7 +110,8 @@ def forget_old(draft: Draft) -> None:
     current = {} if draft.finished else current
     if current != draft.status.avoided:
         draft.set(avoided=current)
-    names = ", ".join(sorted(current))
+    more = f" and {len(current) - _MOST_NAMES} more" if len(current) > _MOST_NAMES else ""
+    names = ", ".join(sorted(current)[:_MOST_NAMES]) + more
     text = f"new workers go to {names} only if there is no other node" if current else ""
     set_if_known(draft, "NodeAvoided", bool(current), "RepeatedFailures", text)
 

@@ -103,13 +103,17 @@ def _note_outcomes(draft: Draft) -> None:
 
 
 def _note_unheard(draft: Draft) -> None:
-    """Since when this operator waits for a first word of a member's agent; others have ``last_heard``."""
+    """Since when this operator waits for a first word of a member's agent; others have ``last_heard``.
+
+    What an operator before it waited, and the time between the two, says nothing about the agent.
+    """
     before, agents = draft.attempt.silent_since, draft.observation.agents
     since = {}
     for member in draft.attempt.members:
         agent = agents.get(member.worker)
         if agent is None or agent.last_heard is None:
-            since[member.worker] = before.get(member.worker, draft.now)
+            known_since = agent.known_since if agent else 0.0
+            since[member.worker] = max(before.get(member.worker, draft.now), known_since)
     if since != before:
         draft.set_attempt(silent_since=since)
 

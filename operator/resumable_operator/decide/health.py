@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal
 
-from resumable_operator.decide.distrust import given_up, knows_no_key
+from resumable_operator.decide.distrust import given_up
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.observation import Node, Worker
 from resumable_operator.decide.refusals import refused
-from resumable_operator.decide.room import silent_nodes, unplaceable
+from resumable_operator.decide.room import unplaceable
+from resumable_operator.decide.silence import most_are_silent, silent_for, silent_nodes
 from resumable_operator.decide.size import Supply
 from resumable_operator.decide.validity import blocked
 from resumable_operator.decide.views import (
@@ -19,9 +20,12 @@ from resumable_operator.decide.views import (
     is_member,
     node_gone,
     node_of,
+    placed_at,
     silent_after,
     unready_since,
 )
+
+STUCK_START_SECONDS = 120.0  # within it a worker that has a machine is ready, if all goes well
 
 Health = Literal["ready", "starting", "stuck", "queued", "doomed", "dead"]
 
@@ -62,11 +66,16 @@ def _health(draft: Draft, worker: Worker) -> Health:
     if worker.phase == "pending" and worker.reason in _CANNOT_START:
         return "stuck"
     if worker.phase == "pending":
-        has_machine = worker.node and worker.node not in silent_nodes(draft)
-        return "starting" if has_machine or draft.observation.capacity is not None else "queued"
+        return "starting" if draft.observation.capacity is not None or _is_coming(draft, worker) else "queued"
     agent = draft.observation.agents.get(worker.name)
     usable = worker.address and worker.agent_port and heard(agent, draft.now)
     return "ready" if usable else "starting"
+
+
+def _is_coming(draft: Draft, worker: Worker) -> bool:
+    """It has a machine, and has not been on its way there for so long that nobody knows when it comes."""
+    known = worker.node and worker.node not in silent_nodes(draft)
+    return bool(known) and draft.now < placed_at(worker) + STUCK_START_SECONDS
 
 
 def ready_workers(draft: Draft) -> list[Worker]:
@@ -122,30 +131,25 @@ def _has_fallen_silent(draft: Draft, worker: Worker) -> bool:
     if is_member(draft, worker.name):
         return False  # whether a member is lost is for ``evidence`` to say
     limit = max(draft.spec.recovery.silent_seconds, silent_after(draft, worker.name))
-    return worker.phase == "running" and _silent_for(draft, worker) >= limit and not _most_are_silent(draft)
-
-
-def _most_are_silent(draft: Draft) -> bool:
-    known = draft.memo("most are silent")
-    if not known:
-        running = [worker for worker in draft.observation.workers if worker.phase == "running"]
-        silent = sum(_silent_for(draft, worker) >= silent_after(draft, worker.name) for worker in running)
-        known["most"] = len(running) > 1 and 2 * silent > len(running)
-    return bool(known["most"])
+    return worker.phase == "running" and silent_for(draft, worker) >= limit and not most_are_silent(draft)
 
 
 def _is_unready(draft: Draft, worker: Worker, node: Node) -> bool:
     """Its node is away, and its agent is silent, too, or the node has been away for a while.
 
-    Not when most nodes are, yet its agent is heard: then the control plane does not hear the nodes.
+    Not when most nodes are, yet its agent is heard: then the control plane does not hear the nodes. An
+    operator that has just started has heard nobody yet.
     """
     if node.ready:
         return False
-    until, silent = unready_since(node) + UNREADY_SECONDS, silent_after(draft, worker.name)
-    if draft.now < until and _silent_for(draft, worker) < silent:
+    agent, silent = draft.observation.agents.get(worker.name), silent_after(draft, worker.name)
+    until = unready_since(node) + UNREADY_SECONDS
+    if agent is not None and agent.last_heard is None:
+        until = max(until, agent.known_since + silent)
+    if draft.now < until and silent_for(draft, worker) < silent:
         draft.wake(until)
         return False
-    return not (heard(draft.observation.agents.get(worker.name), draft.now) and _most_are_unready(draft))
+    return not (heard(agent, draft.now) and _most_are_unready(draft))
 
 
 def _most_are_unready(draft: Draft) -> bool:
@@ -155,11 +159,3 @@ def _most_are_unready(draft: Draft) -> bool:
         unready = sum(node is not None and node.exists and not node.ready for node in nodes)
         known["most"] = len(nodes) > 1 and 2 * unready > len(nodes)
     return bool(known["most"])
-
-
-def _silent_for(draft: Draft, worker: Worker) -> float:
-    """Seconds since the last word; an agent that was never heard is starting, not silent."""
-    agent = draft.observation.agents.get(worker.name)
-    if agent is None or agent.last_heard is None or knows_no_key(draft, worker.name):
-        return 0.0
-    return draft.now - agent.last_heard

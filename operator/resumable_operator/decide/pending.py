@@ -8,17 +8,17 @@ from typing import Literal
 from resumable_operator.decide.avoid import avoid_node
 from resumable_operator.decide.conditions import condition, set_condition
 from resumable_operator.decide.draft import Draft
-from resumable_operator.decide.health import health
+from resumable_operator.decide.health import STUCK_START_SECONDS, health
 from resumable_operator.decide.observation import Worker
 from resumable_operator.decide.refusals import CONDITION as CREATABLE
 from resumable_operator.decide.refusals import refused
 from resumable_operator.decide.validity import blocked, why_blocked
+from resumable_operator.decide.views import heard, is_member, placed_at
 from resumable_operator.words import workers_are
 
 CONDITION = "WorkersReady"
 STARTING = "Starting"
 _SPEC_NOT_VALID = "SpecNotValid"  # told by ``validity``
-STUCK_START_SECONDS = 120.0  # a worker that can't start where others of the job can is given up
 _ON_ITS_WAY = ("", "ContainerCreating", "PodInitializing")  # the kubelet is at it
 _LONGEST_MESSAGE = 600
 # Between which kubelets go to and fro for ever.
@@ -64,23 +64,36 @@ def _set(draft: Draft, value: Literal["True", "False"], reason: str, text: str) 
 
 
 def give_up_stuck(draft: Draft) -> None:
-    """A worker that can't start on its node although others of the job run elsewhere: try another node."""
+    """A worker that can't start on its node, or be reached there, although others of the job are elsewhere:
+    try another node."""
     if not any(worker.phase == "running" for worker in draft.observation.workers):
         return  # the image or the configuration is wrong, not the node
     for worker in draft.observation.workers:
-        if health(draft, worker) != "stuck":
+        trouble = _trouble(draft, worker)
+        if trouble is None:
             continue
-        since = worker.schedulable_since if worker.schedulable_since is not None else worker.created_at
+        since, what, why = trouble
         if draft.now < since + STUCK_START_SECONDS:
             draft.wake(since + STUCK_START_SECONDS)
             continue
         place = str(worker.place)
         draft.set(incarnations={**draft.status.incarnations, place: worker.incarnation + 1})
-        avoid_node(draft, worker.node, f"{worker.name} could not start there")
-        text = (
-            f"{worker.name} could not start for {STUCK_START_SECONDS:g} s ({worker.reason}) and is replaced"
-        )
+        avoid_node(draft, worker.node, f"{worker.name} could not {what} there")
+        text = f"{worker.name} could not {what} for {STUCK_START_SECONDS:g} s ({why}) and is replaced"
         draft.tell("Warning", "WorkerStuck", text)
+
+
+def _trouble(draft: Draft, worker: Worker) -> tuple[float, str, str] | None:
+    """Since when it can't do what, and why; None: it can, or it is too early to say."""
+    state, agent = health(draft, worker), draft.observation.agents.get(worker.name)
+    if state == "stuck":
+        return placed_at(worker), "start", worker.reason
+    if state != "starting" or worker.phase != "running" or agent is None or is_member(draft, worker.name):
+        return None  # whether a member is lost is for ``evidence`` to say
+    unheard = agent.last_heard is None and agent.distrust is None
+    if not unheard or not any(heard(other, draft.now) for other in draft.observation.agents.values()):
+        return None
+    return max(agent.known_since, placed_at(worker)), "be reached", "its agent has never answered"
 
 
 def _is_there(draft: Draft, worker: Worker) -> bool:

@@ -11,6 +11,7 @@ from resumable_operator.decide.distrust import distrust_of, given_up
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.evidence import notices
 from resumable_operator.decide.grow import growth
+from resumable_operator.decide.health import ready_workers, warming
 from resumable_operator.decide.size import largest_allowed
 from resumable_operator.decide.validity import blocked
 from resumable_operator.decide.views import UNREADY_SECONDS, heard_state, is_member, node_of, unready_since
@@ -39,7 +40,7 @@ def unavoidable_change(draft: Draft) -> Change | None:
 
 def planned_change(draft: Draft) -> Change | None:
     """A reason to end a running attempt."""
-    change = unavoidable_change(draft) or _first(draft, _distrusted, _not_ready_node, _cordon)
+    change = unavoidable_change(draft) or _first(draft, _distrusted, _not_ready_node, _has_successor, _cordon)
     if change is None and not blocked(draft):
         change = _growth(draft)
     return change
@@ -149,6 +150,20 @@ def _not_ready_node(draft: Draft) -> Change | None:
     worker = draft.observation.worker(name)
     node = worker.node if worker else ""
     return Change("drained", f"node {node} is not ready; {name} is replaced", _window(draft))
+
+
+def _has_successor(draft: Draft) -> Change | None:
+    """A member whose successor is there and warm, as that of a node that came back after all: replace it at
+    the next checkpoint, or a machine would stand idle until the attempt ends."""
+    newest = draft.status.incarnations
+    old = {m.place: m.worker for m in draft.attempt.members if m.incarnation < newest.get(str(m.place), 0)}
+    if not old or not _just_saved(draft):
+        return None
+    cold = warming(draft)
+    for worker in ready_workers(draft):
+        if worker.place in old and worker.name != old[worker.place] and worker.name not in cold:
+            return Change("drained", f"{old[worker.place]} is replaced by {worker.name}", _window(draft))
+    return None
 
 
 def _reports_unready(draft: Draft, name: str) -> bool:

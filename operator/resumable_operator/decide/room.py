@@ -5,37 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from resumable_operator.decide.distrust import knows_no_key
 from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.observation import Worker
-from resumable_operator.decide.views import heard, members, node_gone, silent_after
+from resumable_operator.decide.silence import silent_nodes
+from resumable_operator.decide.views import members, node_gone
 
 NO_ROOM = "Unschedulable"  # the reason of a pod for which the scheduler has found no node
-
-
-def silent_nodes(draft: Draft) -> frozenset[str]:
-    """Nodes whose workers have said nothing for long, while nothing says that only an agent is gone.
-
-    Kubernetes calls such a node ready for most of a minute. Empty where all nodes are one machine, and where
-    most workers are silent: then it is the operator's own network that is suspect.
-    """
-    known = draft.memo("silent nodes")
-    if not known:
-        known["nodes"] = frozenset(_silent_nodes(draft))
-    nodes: frozenset[str] = known["nodes"]
-    return nodes
-
-
-def _silent_nodes(draft: Draft) -> set[str]:
-    if draft.observation.capacity is not None:
-        return set()
-    running = [worker for worker in draft.observation.workers if worker.phase == "running"]
-    silent = [worker for worker in running if _is_silent(draft, worker)]
-    if len(running) > 1 and 2 * len(silent) > len(running):
-        return set()
-    agents = draft.observation.agents
-    heard_of = {worker.node for worker in running if heard(agents.get(worker.name), draft.now)}
-    return {worker.node for worker in silent} - heard_of
 
 
 def unplaceable(draft: Draft, queued: Iterable[Worker], going: Iterable[Worker]) -> int:
@@ -75,10 +50,3 @@ def _takes_workers(draft: Draft, name: str) -> bool:
     if node is None:
         return True
     return node.ready and not node_gone(node) and not node.cordoned and node.notice_deadline is None
-
-
-def _is_silent(draft: Draft, worker: Worker) -> bool:
-    agent = draft.observation.agents.get(worker.name)
-    if agent is None or agent.last_heard is None or agent.refused or knows_no_key(draft, worker.name):
-        return False
-    return draft.now - agent.last_heard >= silent_after(draft, worker.name)

@@ -53,6 +53,11 @@ def ended(worker: Worker) -> bool:
     return worker.phase in ("failed", "succeeded")
 
 
+def placed_at(worker: Worker) -> float:
+    """When it was given a node, as far as that is known."""
+    return worker.schedulable_since if worker.schedulable_since is not None else worker.created_at
+
+
 def node_of(draft: Draft, worker: Worker) -> Node | None:
     return draft.observation.nodes.get(worker.node) if worker.node else None
 

@@ -63,9 +63,11 @@ def _backing_off(draft: Draft) -> bool:
     if until is None:
         return False
     if draft.now >= until:
-        draft.set(backoff_until=None)
+        draft.set(backoff_until=None, below_min_since=None)
         return False
     draft.note("waiting before the next try")
+    if draft.status.below_min_since is not None:
+        _delete_waiting(draft, "given back: below the smallest size for too long")
     draft.wake(until)
     return True
 
@@ -114,22 +116,34 @@ def _wait_below_min(draft: Draft) -> None:
     until = since + draft.spec.recovery.forming_timeout_seconds
     if draft.observation.capacity is not None:
         return
+    until = max(until, _heard_by(draft))
     if draft.now < until:
         draft.wake(until)
         return
     _give_back(draft)
 
 
+def _heard_by(draft: Draft) -> float:
+    """When running workers will have been heard, if they can be: this operator may have just started."""
+    agents = draft.observation.agents.values()
+    unheard = [agent for agent in agents if agent.last_heard is None and agent.distrust is None]
+    return max((agent.known_since + agent.silent_after for agent in unheard), default=draft.now)
+
+
 def _give_back(draft: Draft) -> None:
     count = draft.status.backoff_count + 1
     uid = draft.observation.job.uid
     wait = delay_seconds(uid, count, _FIRST_BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS)
-    draft.set(backoff_count=count, backoff_until=draft.now + wait, below_min_since=None)
+    draft.set(backoff_count=count, backoff_until=draft.now + wait)  # ``below_min_since`` says what for
     draft.wake(draft.now + wait)
     limit = draft.spec.recovery.forming_timeout_seconds
     reason = f"below the smallest size for {limit:g} s: the waiting workers are given back for {wait:.0f} s"
+    _delete_waiting(draft, reason)
+    draft.tell("Warning", "FormingTimeout", reason)
+    draft.note(reason)
+
+
+def _delete_waiting(draft: Draft, reason: str) -> None:
     for worker in draft.observation.workers:
         if not ended(worker) and not worker.deleting:
             draft.act(DeleteWorker(worker.name, GRACE_SECONDS if worker.node else 0.0, reason))
-    draft.tell("Warning", "FormingTimeout", reason)
-    draft.note(reason)

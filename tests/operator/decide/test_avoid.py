@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from world import World
 
 from resumable_operator.decide.actions import CreateWorker
-from resumable_operator.decide.avoid import AVOID_SECONDS
+from resumable_operator.decide.avoid import AVOID_SECONDS, MOST_NODES
 from resumable_operator.decide.conditions import condition
+from resumable_operator.decide.observation import Node
 
 
 def running(capacity: int | None = None, **workers: object) -> World:
@@ -164,3 +167,31 @@ def test_a_finished_job_avoids_nothing() -> None:
     world.run(3.0)
     assert world.job.status.phase == "Succeeded"
     assert shown(world)[0] == "False"
+
+
+@pytest.mark.parametrize("drains", [True, False])
+def test_nodes_that_are_about_to_go_are_avoided(drains: bool) -> None:
+    """A pod that tolerates everything would come to them again and again."""
+    spec = {"workers": {"replicas": 3, "min": 1}, "recovery": {"drainOnCordon": drains}}
+    world = World(spec, steps=100_000)
+    world.run(3.0, until="Running")
+    world.nodes["node-1"] = Node("node-1", notice_deadline=world.now + 30.0)
+    world.nodes["node-2"] = Node("node-2", cordoned=True)
+    world.kill_worker("train-0-1")
+    world.run(1.0)
+    made = next(action for action in created(world) if action.name == "train-0-2")
+    assert made.avoid == (("node-1", "node-2") if drains else ("node-1",))
+
+
+def test_a_bad_day_in_a_large_cluster_fits_into_status() -> None:
+    """More nodes than a condition could name."""
+    world = running()
+    soon = world.now + 1000
+    until = {f"node-{number:03}.eu-central-1.compute.internal": soon + number for number in range(1, 90)}
+    world.job = replace(world.job, status=world.job.status.model_copy(update={"avoided": until}))
+    lose(world, 1)
+    lose(world, 1)
+    assert len(world.job.status.avoided) == MOST_NODES
+    assert "node-1" in world.job.status.avoided
+    assert "and 48 more" in shown(world)[1]
+    assert len(shown(world)[1]) < 2048

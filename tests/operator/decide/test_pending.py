@@ -158,3 +158,52 @@ def test_waiting_for_long_is_cheap() -> None:
     world.room = 3
     world.run(3.0)
     assert world.job.status.phase == "Running"
+
+
+def test_one_that_runs_and_never_answers_is_tried_elsewhere() -> None:
+    """Its agent hangs, or its node's network is broken: it would fill its place for ever."""
+    world = world_of()
+    world.step()
+    world.agents["train-1-1"].cut = "operator"
+    world.run(STUCK_START_SECONDS + 5.0, tick=0.5)
+    assert "train-1-1" not in world.agents
+    assert list(world.job.status.avoided) == ["node-1"]
+    (told,) = [event for event in world.emitted if event.reason == "WorkerStuck"]
+    assert "could not be reached" in told.message
+    world.run(60.0, tick=0.5)
+    assert world.job.status.incarnations["1"] == 2
+
+
+def test_when_none_answers_none_is_replaced() -> None:
+    """It is the operator that hears nobody."""
+    world = world_of()
+    world.step()
+    for agent in world.agents.values():
+        agent.cut = "operator"
+    world.run(STUCK_START_SECONDS + 5.0, tick=0.5)
+    assert sorted(world.agents) == ["train-0-1", "train-1-1", "train-2-1"]
+
+
+def test_a_member_that_a_new_operator_cannot_hear_keeps_its_place() -> None:
+    """Its ranks train on, as its peers see: that is no trouble of its start."""
+    world = world_of()
+    world.run(3.0)
+    world.restart_operator()
+    world.agents["train-1-1"].cut = "operator"
+    world.run(STUCK_START_SECONDS + 5.0, tick=0.5)
+    assert sorted(world.agents) == ["train-0-1", "train-1-1", "train-2-1"]
+    assert world.job.status.attempt.number == 1
+
+
+def test_one_that_has_been_on_its_way_for_long_is_not_waited_for_as_if_it_came_soon() -> None:
+    """A volume that can't be mounted, say: each recovery would stand for as long as patience lasts."""
+    world = world_of(recovery={"shrinkAfterSeconds": 300.0})
+    world.run(3.0)
+    world.pending_reasons["train-2-2"] = ("ContainerCreating", "")
+    world.kill_worker("train-2-1")
+    world.run(STUCK_START_SECONDS + 15.0, tick=0.5)
+    assert (world.job.status.phase, world.job.status.size) == ("Running", 2)
+    world.kill_rank("train-0-1")
+    world.run(15.0)
+    status = world.job.status
+    assert (status.phase, status.size, status.attempt.number) == ("Running", 2, 3)

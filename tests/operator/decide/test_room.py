@@ -8,10 +8,7 @@ import pytest
 from world import World
 
 from resumable_operator.decide.actions import CreateWorker
-from resumable_operator.decide.avoid import MOST_NODES, avoided
-from resumable_operator.decide.draft import Draft
 from resumable_operator.decide.observation import Node
-from resumable_operator.decide.room import silent_nodes
 from resumable_operator.decide.size import PLACING_SECONDS
 
 SOON = 1.0  # well below PLACING_SECONDS, well above what this world's agents take to stop and start
@@ -159,26 +156,3 @@ def test_a_room_that_another_worker_has_taken_is_not_left() -> None:
     world.run(SOON)
     assert world.agents["train-1-2"].alive
     assert world.job.status.interruptions[-1].size_after == 2, world.job.status.reason
-
-
-def test_a_network_of_our_own_is_not_many_silent_machines() -> None:
-    """Most workers say nothing to the operator: no node is to blame, and new pods avoid none."""
-    world = full()
-    for name in ("train-0-1", "train-1-1"):
-        world.cut(name, "operator")
-    world.run(10.0)
-    draft = Draft(world.observation(), world.now, world.job.status)
-    assert silent_nodes(draft) == frozenset()
-    assert avoided(draft) == ()
-
-
-def test_a_pod_avoids_so_many_silent_machines() -> None:
-    """What is sent to the API server for each pod stays small, however many are silent."""
-    world = World({"workers": {"replicas": 200, "min": 1}}, steps=100_000)
-    world.run(2.0)
-    for place in range(90):
-        world.cut(f"train-{place}-1", "operator")
-    world.tick(10.0)
-    draft = Draft(world.observation(), world.now, world.job.status)
-    assert len(silent_nodes(draft)) == 90
-    assert len(avoided(draft)) == MOST_NODES

@@ -79,6 +79,41 @@ def test_waiting_workers_are_given_back() -> None:
     assert world.job.status.phase == "Running"
 
 
+def test_an_operator_that_dies_giving_back_does_it_again() -> None:
+    """Status says that pods are given back, and the next operator finds them there."""
+    world = world_of(recovery={"formingTimeoutSeconds": 5.0})
+    world.room = 1
+    world.run(4.5)
+    while world.job.status.backoff_until is None:
+        world.tick()
+        world.step(crash_after=1)
+    assert world.agents
+    world.tick()
+    world.run(8.0)
+    assert world.agents == {}
+    assert world.job.status.backoff_count == 1
+    assert len([event for event in world.emitted if event.reason == "FormingTimeout"]) <= 1
+    world.room = None
+    world.run(60.0, until="Running")
+    assert world.job.status.phase == "Running"
+    assert world.job.status.below_min_since is None
+
+
+def test_workers_that_came_while_no_operator_was_there_are_not_given_back() -> None:
+    """It was away for longer than they are waited for; in its first pass it has heard none of them."""
+    world = world_of(recovery={"formingTimeoutSeconds": 5.0})
+    world.room = 1
+    world.run(4.0)
+    world.room = None
+    world.tick(20.0)
+    for _ in range(20):  # they start
+        world.tick()
+    world.restart_operator()
+    world.run(5.0)
+    assert not any(event.reason == "FormingTimeout" for event in world.emitted)
+    assert world.job.status.phase == "Running"
+
+
 def test_workers_that_fail_to_start_are_retried_ever_more_slowly() -> None:
     """A worker that dies before it took part gets a new name, later and later, with a warning."""
     world = world_of(capacity=3)
@@ -292,3 +327,23 @@ def test_a_silent_worker_of_a_node_that_is_away_is_replaced_at_once() -> None:
     world.nodes["node-3"] = Node("node-3", ready=False, unready_since=world.now)
     world.run(0.5)
     assert "train-3-2" in world.agents
+
+
+def test_a_successor_that_came_for_nothing_takes_over_at_the_next_checkpoint() -> None:
+    """The node was away for long enough that it was made, and is back: nothing is redone, nobody idles."""
+    world = World({"workers": {"replicas": 3, "min": 2}}, steps=100_000, save_every=100_000)
+    world.run(2.0)
+    world.machines["train-1-2"] = "node-3"
+    world.nodes["node-1"] = Node("node-1", ready=False, unready_since=world.now)
+    world.run(12.0)
+    del world.nodes["node-1"]
+    world.run(10.0)
+    assert {"train-1-1", "train-1-2"} < world.agents.keys()
+    assert world.job.status.attempt.number == 1
+    world.save_every = 10
+    world.run(10.0)
+    status = world.job.status
+    assert [member.worker for member in status.attempt.members] == ["train-0-1", "train-1-2", "train-2-1"]
+    assert sorted(world.agents) == ["train-0-1", "train-1-2", "train-2-1"]
+    assert [(ending.cause, ending.planned) for ending in status.interruptions] == [("drained", True)]
+    assert status.ledger.phases.get("rework", 0) == 0

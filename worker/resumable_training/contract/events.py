@@ -69,6 +69,7 @@ class RankExit:
     tail: Tuple[str, ...] = ()  # last lines of its output
     asked: Optional[bool] = None  # to drain, by this agent; None: an agent that does not tell
     idle: bool = False  # a script that uses the library is known to have done no step of this attempt
+    in_loop: bool = False  # a script that uses the library is known to have been within its loop
 
 
 @dataclass(frozen=True)
