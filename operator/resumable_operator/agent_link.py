@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from resumable_operator.agent_client import AgentClient, Beat, EventStream, silent_after
-from resumable_operator.clock import Clock
+from resumable_operator.clock import Clock, Offset
 from resumable_operator.decide.observation import Agent, Distrust, TimedEvent
 from resumable_operator.errors import AgentNotBelieved, AgentRefused, AgentUnreachable
 from resumable_training.contract import CONTRACT_VERSION, SUPPORTED_CONTRACT_VERSIONS, events
@@ -74,7 +74,7 @@ class Link:
     _queued: bool = False  # waits until fewer streams are being opened
     _received: int = 0  # newest event number received of this boot
     _boot_id: str = ""
-    _offset: float | None = None  # operator's clock minus the agent's
+    _offset: Offset = field(default_factory=Offset)  # operator's clock minus the agent's
     _task: asyncio.Task[None] | None = None
     _check_task: asyncio.Task[None] | None = None
     _open_since: float = 0.0
@@ -209,7 +209,7 @@ class Link:
             raise AgentNotBelieved("words", f"{self.worker}: no boot has a name of {len(boot_id)} characters")
         if boot_id != self._boot_id:
             self._boot_id, self._received = boot_id, self.cursors.get(boot_id, 0)
-            self._held, self._offset = None, None
+            self._held, self._offset = None, Offset()
         self._heartbeat = self.wanted_heartbeat()
         return await self.client.events(self._received, self._heartbeat)
 
@@ -243,7 +243,7 @@ class Link:
 
     def _hear_beat(self, beat: Beat) -> None:
         now = self._heard_at(beat.now_ms)
-        self._note_offset(beat.now_ms, now)
+        self._offset.note(beat.now_ms / 1000, now)
         if self._held is not None:  # an event that it waited for will not come any more
             self._show(self._held)
         self._set_connected(True)
@@ -276,10 +276,6 @@ class Link:
             if not 0 <= number <= LARGEST:
                 raise AgentNotBelieved("words", f"{self.worker}: a number or time is out of all bounds")
 
-    def _note_offset(self, agent_ms: int, now: float) -> None:
-        offset = now - agent_ms / 1000
-        self._offset = offset if self._offset is None else min(offset, self._offset)
-
     def _hear(self, event: Event) -> None:
         now = self._heard_at(event.at_ms)
         if event.kind == events.SNAPSHOT:
@@ -301,7 +297,7 @@ class Link:
         self._set_connected(True)
 
     def _hear_snapshot(self, state: AgentState, now: float) -> None:
-        self._note_offset(state.now_ms, now)
+        self._offset.note(state.now_ms / 1000, now)
         if self._held is not None:  # an event that it waited for will not come any more
             self._show(self._held)
         self._take(state)
@@ -332,7 +328,7 @@ class Link:
             self.state = fold_state(self.state, event)
 
     def _keep(self, event: Event, now: float) -> None:
-        at = now if self._offset is None else min(now, event.at_ms / 1000 + self._offset)
+        at = self._offset.here(event.at_ms / 1000, now)
         if self.events:
             at = max(at, self.events[-1].at)
         if event.kind == events.PROGRESS:

@@ -6,6 +6,7 @@ suspended laptop) cannot make a wait jump or a ledger run backwards within one o
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Protocol
 
@@ -14,6 +15,33 @@ class Clock(Protocol):
     """Seconds since the epoch, never running backwards."""
 
     def now(self) -> float: ...
+
+
+class Offset:
+    """What to add to another machine's clock to get this one's: the least that was seen lately.
+
+    Whatever comes from there comes late, by the least when it was under way for the shortest time. That of
+    one to two windows is taken: what was seen long ago is no measure for a clock that drifts, or that stood
+    still with its machine.
+    """
+
+    WINDOW_SECONDS = 60.0
+
+    def __init__(self) -> None:
+        self._began, self._before, self._now = 0.0, math.inf, math.inf
+
+    def note(self, there: float, here: float) -> None:
+        """Something came, sent at ``there``, at ``here``; seconds."""
+        if here - self._began >= 2 * self.WINDOW_SECONDS:
+            self._began, self._before, self._now = here, math.inf, math.inf
+        elif here - self._began >= self.WINDOW_SECONDS:
+            self._began, self._before, self._now = here, self._now, math.inf
+        self._now = min(self._now, here - there)
+
+    def here(self, there: float, now: float) -> float:
+        """Seconds on this clock, not after ``now``; that while nothing is known."""
+        least = min(self._before, self._now)
+        return now if math.isinf(least) else min(now, there + least)
 
 
 class SystemClock:

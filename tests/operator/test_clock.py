@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resumable_operator import clock
-from resumable_operator.clock import SystemClock
+from resumable_operator.clock import Offset, SystemClock
 
 
 def test_clock_never_shows_less_than_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,3 +27,28 @@ def test_clock_of_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
         shown = SystemClock()
         assert shown.agree_with(other, 2.0) == changed
         assert shown.now() == 1000.0 + changed
+
+
+def test_an_offset_forgets_what_was_long_ago() -> None:
+    """The other clock stood still for 30 s, with its machine: after two windows its times are right again."""
+    offset = Offset()
+    assert offset.here(5.0, 100.0) == 100.0  # nothing is known
+    for second in range(50):
+        offset.note(second, 1000.0 + second + (0.3 if second % 5 else 0.01))
+    assert offset.here(40.0, 1050.0) == pytest.approx(1040.01)
+    assert offset.here(60.0, 1050.0) == 1050.0  # never later than now
+    for second in range(50, 50 + 2 * int(Offset.WINDOW_SECONDS) + 1):
+        offset.note(second, 1030.0 + second + (0.3 if second % 5 else 0.02))
+    assert offset.here(160.0, 1200.0) == pytest.approx(1190.02)
+
+
+def test_an_offset_is_the_least_also_over_a_silence() -> None:
+    """What was under way for long does not count beside what was fast, until that is old."""
+    offset = Offset()
+    offset.note(10.0, 110.0)
+    offset.note(20.0, 125.0)
+    assert offset.here(20.0, 125.0) == 120.0
+    offset.note(75.0, 178.0)  # in the second window
+    assert offset.here(75.0, 178.0) == 175.0
+    offset.note(500.0, 603.0)
+    assert offset.here(500.0, 603.0) == 603.0
