@@ -101,6 +101,21 @@ def test_every_mode_renders(render: Render, settings: list[str]) -> None:
     assert _one(objects, "Deployment")["spec"]["replicas"] == 1
 
 
+def test_the_operator_leaves_a_lost_node_soon(render: Render) -> None:
+    """Its jobs are often on the same node; Kubernetes' default is five minutes. Others' words are added."""
+    for settings, seconds, more in (
+        ([], 30, []),
+        (["nodeLossSeconds=7", "tolerations[0].key=system"], 7, [{"key": "system"}]),
+    ):
+        pod = _one(render(*settings), "Deployment")["spec"]["template"]["spec"]
+        lost = [
+            {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute"}
+            | {"tolerationSeconds": seconds}
+            for taint in ("not-ready", "unreachable")
+        ]
+        assert pod["tolerations"] == [*lost, *more]
+
+
 @pytest.mark.parametrize("settings", MODES.values(), ids=MODES)
 def test_lint_is_clean(helm: Helm, settings: list[str]) -> None:
     """`helm lint --strict` has nothing to say in any mode."""
@@ -119,6 +134,7 @@ REFUSED = {
     "one namespace as a word": ("watchNamespaces=team-a", "watchNamespaces"),
     "half an answer about the CRD": ("crds.install=maybe", "crds/install"),
     "root as the user of workers": ("workers.runAsUser=0", "workers/runAsUser"),
+    "a node that is never given up": ("nodeLossSeconds=-1", "nodeLossSeconds"),
     "a negative grace": ("terminationGracePeriodSeconds=-1", "terminationGracePeriodSeconds"),
     "a probe that never runs": ("probes.liveness.periodSeconds=0", "probes/liveness/periodSeconds"),
     "an interval without a unit": ("metrics.podMonitor.interval=30", "metrics/podMonitor/interval"),
