@@ -130,6 +130,7 @@ class Evidence(StatusModel):
     message: str = ""
     tail: tuple[str, ...] = ()
     primary: bool = True  # False: a consequence of another failure (peer lost)
+    in_loop: bool = False  # the rank had steps to do or to commit
     last_progress: Time | None = None
 
 
@@ -321,7 +322,9 @@ class JobStatus(StatusModel):
         default=None, description="Since when fewer workers are ready than wanted."
     )
     below_min_since: Time | None = Field(
-        default=None, description="Since when fewer workers are ready than the smallest allowed size."
+        default=None,
+        description="Since when fewer workers are ready than the smallest allowed size; kept while waiting "
+        "pods are given back.",
     )
     backoff_until: Time | None = Field(
         default=None, description="No pods are created before this, so that others get the room."

@@ -12,7 +12,7 @@ from typing import Any
 
 import moments
 import pytest
-from moments import DRAIN, WAIT, Wish
+from moments import DRAIN, LEAVE, WAIT, Wish
 from training_run import TINY, TrainingRun, assert_same, causes
 
 from resumable_operator.cli import exitcodes
@@ -43,6 +43,20 @@ def test_between_two_runs(training: TrainingRun, undisturbed: Undisturbed) -> No
     assert why in (training.directory / "events.jsonl").read_text()
     training.check()  # nobody can resume from the damaged one, and no dead attempt holds it
     assert not (training.store / drained.checkpoint.name).exists()
+    assert_same(training.result(), undisturbed(2))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_leaves_early_has_not_finished_the_job(
+    training: TrainingRun, undisturbed: Undisturbed, rank: int
+) -> None:
+    """Exit code 0 in the middle of the loop, of whichever rank: a crash, and what is left is done."""
+    training.wish(Wish(moments.STEP, 1, rank, LEAVE, nth=14))
+    training.start_tiny("--workers", "2")
+    status = training.finish()
+    assert causes(status) == ["crash"]
+    assert f"rank {rank} on " in status.interruptions[0].message
+    assert "returned 0 while others trained on" in status.interruptions[0].message
     assert_same(training.result(), undisturbed(2))
 
 

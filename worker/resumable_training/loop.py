@@ -207,6 +207,7 @@ def run_steps(session: Session, data: Data | None, until: int | None, strict: bo
     if session.looping:
         raise UserError("run.steps is being iterated already: its loops follow one another, none in another")
     session.finished, session.looping = False, True
+    session.clock.in_loop(True)
     try:
         yield from _steps(session, data, until, strict)
     finally:
@@ -264,6 +265,7 @@ def _left_early(session: Session, step: Step) -> None:
 def _finish(session: Session) -> None:
     if session.saver is not None:
         session.saver.commit()
+    session.clock.in_loop(False)
     session.clock.enter("closing")
     _meet(session)
     session.finished, session.ended_at = True, session.step
@@ -294,6 +296,7 @@ def stop_drained(session: Session) -> None:
             session.saver.commit()
     elif session.steps_here:
         session.warn("stopped on request, but without a checkpoint directory nothing is kept")
+    session.clock.in_loop(False)
     session.clock.enter("closing")
     if not has_ended:
         _meet(session)

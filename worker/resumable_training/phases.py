@@ -123,6 +123,12 @@ class PhaseClock:
             self.progress.step, self.progress.samples = step, samples
             self._write()
 
+    def in_loop(self, yes: bool) -> None:
+        """A loop begins, or has come to its end."""
+        with self._lock:
+            self.progress.in_loop = yes
+            self._write()
+
     def beat(self) -> None:
         """A sign of life during a declared wait."""
         with self._lock:

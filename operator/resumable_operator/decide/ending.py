@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from resumable_operator.decide import ledger
 from resumable_operator.decide.avoid import note_ending
 from resumable_operator.decide.backoff import delay_seconds
@@ -17,7 +19,7 @@ from resumable_operator.decide.terminal import fail, succeed
 from resumable_operator.decide.views import ended, heard_state
 from resumable_operator.decide.why_lost import why_may_come
 from resumable_operator.decide.workers import ENDINGS_THAT_STOP
-from resumable_operator.model import Interruption
+from resumable_operator.model import Evidence, Interruption, MemberStatus
 from resumable_operator.words import counted
 from resumable_training.contract import events, exitcodes
 
@@ -71,6 +73,7 @@ def step(draft: Draft) -> None:
     waits = []
     if running:
         waits.append(since + LAST_REPORT_SECONDS)
+        waits += _first_words(draft, running)
     if attempt.drain_cause is None and not any(item.primary for item in attempt.evidence):
         waits.append(since + TOGETHER_SECONDS)
     if attempt.storing and attempt.drain_cause in ENDINGS_THAT_STOP:
@@ -84,6 +87,13 @@ def step(draft: Draft) -> None:
     awaited = counted(len(running), "worker")
     draft.note(f"attempt {attempt.number} is ending; its end is not reported yet by {awaited}")
     draft.wake(min(until for until in waits if until > draft.now))
+
+
+def _first_words(draft: Draft, members: list[MemberStatus]) -> list[float]:
+    """Until when agents may say what an operator that has just started does not know yet."""
+    agents = [draft.observation.agents.get(member.worker) for member in members]
+    unheard = [agent for agent in agents if agent is not None and agent.last_heard is None]
+    return [agent.known_since + TOGETHER_SECONDS for agent in unheard if agent.distrust is None]
 
 
 def _may_run(draft: Draft, worker: str) -> bool:
@@ -206,13 +216,36 @@ def _go_on_or_fail(draft: Draft, verdict: Verdict) -> None:
 
 def _back_off(draft: Draft, verdict: Verdict) -> None:
     """An attempt that never did a step, for a reason that is nobody's (store away, port taken) or that costs
-    nothing: the first time repeat at once, then ever more slowly. What is not slowed down has a budget."""
+    nothing: the first time repeat at once, then ever more slowly. So, too, one whose store takes nothing
+    more: its steps are lost each time. What is not slowed down has a budget."""
+    if _is_storage(verdict.evidence) and draft.attempt.first_step_at is not None:
+        _pause(draft, _unstored_in_a_row(draft) - 1)
+        return
     free = verdict.paying is None and not verdict.planned
     if not (free or verdict.cause == "unknown") or draft.attempt.first_step_at is not None:
         return
     count = draft.status.backoff_count
     draft.set(backoff_count=count + 1)
+    _pause(draft, count)
+
+
+def _pause(draft: Draft, count: int) -> None:
+    """Before the next try; ``count``: of tries that failed like this one before it."""
     if count > 0:
         uid = draft.observation.job.uid
         wait = delay_seconds(uid, count, _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS)
         draft.set(backoff_until=draft.now + wait)
+
+
+def _is_storage(ending: Evidence | Interruption | None) -> bool:
+    return ending is not None and ending.code == exitcodes.STORAGE
+
+
+def _unstored_in_a_row(draft: Draft) -> int:
+    """Endings up to the newest, which the store caused, and after which it took no checkpoint."""
+    made = draft.status.checkpoint
+    since = made.at if made is not None else float("-inf")
+    newest_first = reversed(draft.status.interruptions)
+    return sum(
+        1 for _ in itertools.takewhile(lambda item: _is_storage(item) and item.at > since, newest_first)
+    )

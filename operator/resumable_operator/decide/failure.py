@@ -165,6 +165,7 @@ def of_rank_exit(exit_: RankExit, worker: str, at: float) -> Evidence | None:
         message=f"rank {exit_.rank} on {worker}: {exitcodes.describe_exit(exit_.code)}{early}{_words(exit_)}",
         tail=_short(exit_.tail),
         primary=not (exit_.peer_suspect or exit_.code == exitcodes.PEER_LOST),
+        in_loop=exit_.in_loop,
     )
 
 

@@ -282,7 +282,7 @@ def _rank_exited(draft: Draft, timed: TimedEvent) -> None:
     exit_ = from_plain(RankExit, timed.event.data)
     if exit_.rank == 0 and exit_.code == 0:
         draft.set_attempt(rank0_returned_at=timed.at)
-    elif _left(exit_) and not _told_to_drain(draft, timed):
+    if _left(exit_) and not _told_to_drain(draft, timed):
         known = draft.attempt.left
         if known is None or (known.code == 0 and exit_.code != 0):
             draft.set_attempt(left=of_leaving(exit_, timed.worker, timed.at))

@@ -14,14 +14,16 @@ def excused(draft: Draft) -> bool:
     """Rank 0 returned 0, and whatever failed did so as a consequence.
 
     With the library all ranks met at a barrier after the final commit, so a worker lost then took nothing
-    along. A rank that fails by itself is never excused.
+    along. A rank that fails by itself is never excused. Nor is one that lost its peers within its loop: rank
+    0 left that early, with work undone.
     """
     attempt = draft.attempt
     if attempt.rank0_returned_at is None or not attempt.evidence:
         return False
     met_at_barrier = draft.status.uses_library is True
     return all(
-        not item.primary or (met_at_barrier and item.cause in WORKER_LOST) for item in attempt.evidence
+        not (item.primary or item.in_loop) or (met_at_barrier and item.cause in WORKER_LOST)
+        for item in attempt.evidence
     )
 
 

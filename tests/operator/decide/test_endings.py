@@ -250,6 +250,21 @@ def test_storage_trouble_backs_off_and_is_infrastructure() -> None:
     assert len(status.budgets.infrastructure) == status.interruption_counts["unknown"]
 
 
+def test_a_store_that_takes_nothing_more_slows_its_job_down() -> None:
+    """Each attempt does its steps and can't save them: with pauses that grow, until a checkpoint lands."""
+    world = World({"workers": {"replicas": 1}}, capacity=1, steps=10_000, save_every=1000)
+    world.crash_code, world.crash_steps = exitcodes.STORAGE, 5
+    world.run(120.0)
+    status = world.job.status
+    assert status.attempt.first_step_at is not None
+    assert 5 <= status.attempt.number <= 12
+    world.save_every = 3
+    world.run(70.0)
+    number = world.job.status.attempt.number
+    world.run(10.0)
+    assert world.job.status.attempt.number > number + 3  # it gets on: nothing slows it down
+
+
 def test_two_faults_in_a_row_are_two_endings() -> None:
     """A worker lost while the next attempt forms ends that one too, free of charge."""
     world = running()

@@ -129,3 +129,30 @@ def test_success_during_a_drain() -> None:
     world._all_end(list(world.agents.values()), 0, events.SUCCEEDED)
     world.run(1.0)
     assert world.job.status.phase == "Succeeded"
+
+
+@pytest.mark.parametrize("peer_first", [False, True], ids=["rank 0 first", "peer first"])
+def test_rank_zero_that_leaves_while_others_train_has_not_finished(peer_first: bool) -> None:
+    """A `break` or an exit of its own in the middle of the loop: the steps that are left must be done."""
+    world = finishing()
+    first, second = world.agents["train-0-1"], world.agents["train-1-1"]
+
+    def leave() -> None:
+        world._rank_exit(first, 0)
+        first.state, first.outcome = "ended", events.SUCCEEDED
+        world._log(first, events.ATTEMPT_ENDED, {"outcome": events.SUCCEEDED})
+
+    def lose() -> None:
+        world._rank_exit(second, exitcodes.PEER_LOST, peer=True, in_loop=True)
+        second.state, second.outcome = "ended", events.FAILED
+        world._log(second, events.ATTEMPT_ENDED, {"outcome": events.FAILED})
+
+    for happen in (lose, leave) if peer_first else (leave, lose):
+        happen()
+        world.step()
+        world.tick()
+    world.run(5.0)
+    status = world.job.status
+    assert status.interruption_counts == {"crash": 1}
+    assert "rank 0 on train-0-1 returned 0 while others trained on" in status.interruptions[0].message
+    assert status.attempt.number == 2

@@ -28,6 +28,7 @@ CONTENT = st.builds(
     step_seconds=st.floats(allow_nan=False),
     loss=st.none() | st.floats(allow_nan=False),
     phase_ns=st.fixed_dictionaries(dict.fromkeys(PHASES, INTEGER)),
+    in_loop=st.booleans(),
 )
 
 

@@ -429,6 +429,7 @@ class Attempt:
                 tail=tail,
                 asked=self.drain_state is not None,
                 idle=rank.idle(),
+                in_loop=rank.in_loop(),
             ),
         )
 

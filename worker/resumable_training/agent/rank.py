@@ -84,6 +84,10 @@ class Rank:
         """No step done in this attempt, as far as a script with the library goes."""
         return reports.before_first_step(self.progress, self.base_step)
 
+    def in_loop(self) -> bool:
+        """It had steps to do or to commit, as far as a script with the library goes."""
+        return self.progress is not None and self.progress.in_loop
+
     def report(self, now: float) -> Optional[ProgressReport]:
         """What to tell the operator; None while it may be on its way to connect, or if it failed before."""
         if self.progress is not None:

@@ -31,9 +31,9 @@ _INDEX = {name: index for index, name in enumerate(PHASES)}
 SIZE = 512
 _MAGIC = b"RTPROG01"
 _HEAD = struct.Struct("<8sQ")  # magic, sequence
-_BODY = struct.Struct("<qqqqqqqqdd%dq" % len(PHASES))
+_BODY = struct.Struct("<qqqqqqqqdd%dqq" % len(PHASES))
 # pid, started_ns, beat_ns, phase index, phase_since_ns, step, samples, rework_steps, step_seconds, loss,
-# then phase_ns of every phase
+# then phase_ns of every phase, and whether it is in its loop: 0 also of a library that does not tell
 
 
 @dataclass
@@ -51,6 +51,7 @@ class Progress:
     step_seconds: float = 0.0  # recent step time (exponential mean); 0 when unknown
     loss: Optional[float] = None
     phase_ns: Dict[str, int] = field(default_factory=dict)  # finished stretches only
+    in_loop: bool = False  # a loop has begun and not come to its end; so, too, when it was left early
 
 
 class ProgressPage:
@@ -99,6 +100,7 @@ class ProgressPage:
             value.step_seconds,
             float("nan") if value.loss is None else value.loss,
             *[value.phase_ns.get(name, 0) for name in PHASES],
+            int(value.in_loop),
         )
         self._sequence += 1
         _HEAD.pack_into(self._map, 0, _MAGIC, self._sequence)
@@ -132,4 +134,5 @@ def _decode(body: "tuple[float, ...]") -> Progress:
         step_seconds=body[8],
         loss=None if loss != loss else loss,
         phase_ns={name: int(value) for name, value in zip(PHASES, body[10:])},
+        in_loop=bool(body[10 + len(PHASES)]),
     )
