@@ -42,10 +42,8 @@ def test_one_worker_done_is_not_the_job_done() -> None:
     assert world.job.status.phase == "Running"
 
 
-@pytest.mark.parametrize("peer_first", [False, True], ids=["rank 0 first", "peer first"])
-def test_a_peer_that_fails_after_rank_zero_left_is_no_crash(peer_first: bool) -> None:
-    """Rank 0 returned 0 after the final commit; a rank that lost its peer then does not undo the success."""
-    world = finishing()
+def leave_and_lose(world: World, peer_first: bool, in_loop: bool) -> None:
+    """Rank 0 returns 0, and rank 1 loses it as a peer, ``in_loop`` or behind its end."""
     first, second = world.agents["train-0-1"], world.agents["train-1-1"]
 
     def leave() -> None:
@@ -54,7 +52,7 @@ def test_a_peer_that_fails_after_rank_zero_left_is_no_crash(peer_first: bool) ->
         world._log(first, events.ATTEMPT_ENDED, {"outcome": events.SUCCEEDED})
 
     def lose() -> None:
-        world._rank_exit(second, exitcodes.PEER_LOST, peer=True)
+        world._rank_exit(second, exitcodes.PEER_LOST, peer=True, in_loop=in_loop)
         second.state, second.outcome = "ended", events.FAILED
         world._log(second, events.ATTEMPT_ENDED, {"outcome": events.FAILED})
 
@@ -62,6 +60,13 @@ def test_a_peer_that_fails_after_rank_zero_left_is_no_crash(peer_first: bool) ->
         happen()
         world.step()
         world.tick()
+
+
+@pytest.mark.parametrize("peer_first", [False, True], ids=["rank 0 first", "peer first"])
+def test_a_peer_that_fails_after_rank_zero_left_is_no_crash(peer_first: bool) -> None:
+    """Rank 0 returned 0 after the final commit; a rank that lost its peer then does not undo the success."""
+    world = finishing()
+    leave_and_lose(world, peer_first, in_loop=False)
     world.run(1.0)
     assert world.job.status.phase == "Succeeded"
     assert world.job.status.interruptions == ()
@@ -135,22 +140,7 @@ def test_success_during_a_drain() -> None:
 def test_rank_zero_that_leaves_while_others_train_has_not_finished(peer_first: bool) -> None:
     """A `break` or an exit of its own in the middle of the loop: the steps that are left must be done."""
     world = finishing()
-    first, second = world.agents["train-0-1"], world.agents["train-1-1"]
-
-    def leave() -> None:
-        world._rank_exit(first, 0)
-        first.state, first.outcome = "ended", events.SUCCEEDED
-        world._log(first, events.ATTEMPT_ENDED, {"outcome": events.SUCCEEDED})
-
-    def lose() -> None:
-        world._rank_exit(second, exitcodes.PEER_LOST, peer=True, in_loop=True)
-        second.state, second.outcome = "ended", events.FAILED
-        world._log(second, events.ATTEMPT_ENDED, {"outcome": events.FAILED})
-
-    for happen in (lose, leave) if peer_first else (leave, lose):
-        happen()
-        world.step()
-        world.tick()
+    leave_and_lose(world, peer_first, in_loop=True)
     world.run(5.0)
     status = world.job.status
     assert status.interruption_counts == {"crash": 1}
